@@ -1,0 +1,40 @@
+"""Which machine is trained on: servers, cards in each, what a card and a link can do."""
+
+import re
+
+from pydantic import Field
+
+from triax.errors import BadInput
+from triax.spec.value import ByteCount, Value
+
+_SHORT_FORM = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})x([a-z][a-z0-9._-]{0,39})")
+
+
+class Cluster(Value):
+    """Servers of equal cards. Rates a user knows better than a catalogue are given here and win."""
+
+    servers: int = Field(default=1, ge=1, le=10**6)
+    cards_per_server: int = Field(default=1, ge=1, le=10**4)
+    device: str = Field(default="cpu", min_length=1, max_length=40)
+    """Name of the card, such as ``h100``; ``cpu`` for local processes."""
+    memory_bytes: ByteCount | None = Field(default=None, ge=1)
+    """Memory of one card that training may use."""
+    peak_flops: float | None = Field(default=None, gt=0)
+    """FLOP/s of one card in the run's compute precision, for utilisation; absent means measured at the start."""
+    inside_bytes_per_s: float | None = Field(default=None, gt=0)
+    """Bandwidth of one card to another of its server, one direction."""
+    across_bytes_per_s: float | None = Field(default=None, gt=0)
+    """Bandwidth of one server's uplink to the others, one direction."""
+
+    @property
+    def num_cards(self) -> int:
+        """All cards: the number of ranks of a run that uses the whole cluster."""
+        return self.servers * self.cards_per_server
+
+
+def parse_cluster(text: str) -> Cluster:
+    """Return the cluster that the short form says: ``16x8xh100`` is 16 servers of 8 h100 cards."""
+    match = _SHORT_FORM.fullmatch(text)
+    if match is None:
+        raise BadInput(f"{text!r} is no cluster: write servers x cards x device, such as 16x8xh100 or 1x4xcpu.")
+    return Cluster(servers=int(match[1]), cards_per_server=int(match[2]), device=match[3])

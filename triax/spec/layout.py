@@ -1,0 +1,138 @@
+"""How does a run lie on a cluster: how many parts along each axis, and which rank is which part?
+
+A Layout never changes the mathematics of a run, only its speed, memory and money. It knows every rank's place by integer
+arithmetic alone, so that a planner without a cluster and a trainer with one mean the same thing.
+"""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from triax.spec.value import Counts, Value, as_tuple
+
+Axis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
+AXES: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+Recompute = Literal["none", "selective", "full"]
+ScheduleName = Literal[
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+]
+
+
+def _names_each_axis(order: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    if sorted(order) != sorted(AXES):
+        raise ValueError(f"{list(order)} must name each of {', '.join(AXES)} exactly once.")
+    return order
+
+
+AxisOrder = Annotated[tuple[Axis, ...], BeforeValidator(as_tuple), AfterValidator(_names_each_axis)]
+"""Every axis once, outermost first."""
+
+
+class Coordinate(NamedTuple):
+    """The place of one rank: its index along each axis."""
+
+    pp: int
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+
+    def __str__(self) -> str:
+        return " ".join(f"{axis}={index}" for axis, index in zip(AXES, self, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a layout is illegal: the constraint that binds and the nearest legal value, in one sentence."""
+
+    key: str
+    message: str
+
+
+class Layout(Value):
+    """Degrees of each axis, what is sharded, how a step is cut into microbatches, and which axis is outermost."""
+
+    pp: int = Field(default=1, ge=1)
+    """Pipeline stages' owners: each holds some of the layers."""
+    dp_replicate: int = Field(default=1, ge=1)
+    """Full copies that see different sequences and all-reduce gradients."""
+    dp_shard: int = Field(default=1, ge=1)
+    """Ranks that see different sequences and share one copy of what ``zero`` says."""
+    cp: int = Field(default=1, ge=1)
+    """Parts that one sequence is cut into."""
+    tp: int = Field(default=1, ge=1)
+    """Parts that each matrix is cut into."""
+    ep: int = Field(default=1, ge=1)
+    """Groups that experts are spread over, borrowed from dp_shard x cp x tp."""
+    zero: int = Field(default=1, ge=0, le=3)
+    """What dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
+    schedule: ScheduleName = "1F1B"
+    stages_per_rank: int = Field(default=1, ge=1)
+    stage_cuts: Counts | None = None
+    """Layers in each stage, first stage first; absent means cut by cost."""
+    sequences_per_microbatch: int = Field(default=1, ge=1)
+    """Sequences of one forward on one data rank."""
+    microbatches: int = Field(default=1, ge=1)
+    """Forwards of one step on one data rank."""
+    recompute: Recompute = "none"
+    """Activations computed again in the backward: none, selective (all but matmul outputs and attention), full."""
+    order: AxisOrder = AXES
+    """Outermost axis first. Neighbouring ranks differ in the last axis, so it is the one kept inside a server."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the layout needs."""
+        return prod(self.degree(axis) for axis in AXES)
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that see different sequences: dp_replicate x dp_shard."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences of one update over all ranks."""
+        return self.data_ranks * self.sequences_per_microbatch * self.microbatches
+
+    def degree(self, axis: Axis) -> int:
+        """Return the number of parts along ``axis``."""
+        return int(getattr(self, axis))
+
+    def coordinate(self, rank: int) -> Coordinate:
+        """Return where ``rank`` sits; ranks count fastest along the last axis of ``order``."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank} is outside a layout of {self.world_size} ranks")
+        index: dict[str, int] = {}
+        for axis in reversed(self.order):
+            rank, index[axis] = divmod(rank, self.degree(axis))
+        return Coordinate(**index)
+
+    def rank(self, coordinate: Coordinate) -> int:
+        """Return which rank sits at ``coordinate``: the inverse of ``coordinate``."""
+        rank = 0
+        for axis in self.order:
+            rank = rank * self.degree(axis) + getattr(coordinate, axis)
+        return rank
+
+    def peers(self, rank: int, axis: Axis) -> tuple[int, ...]:
+        """Return the ranks that differ from ``rank`` along ``axis`` alone, ``rank`` included, in axis order."""
+        here = self.coordinate(rank)
+        return tuple(self.rank(here._replace(**{axis: index})) for index in range(self.degree(axis)))
+
+    def data_rank(self, rank: int) -> int:
+        """Return which part of each microbatch ``rank`` sees: 0 <= data_rank < data_ranks, whatever the order."""
+        here = self.coordinate(rank)
+        return here.dp_replicate * self.dp_shard + here.dp_shard
+
+    def describe(self) -> str:
+        """Return the layout as a user would type it, degrees of one left out: ``"dp_shard=4 zero=3"``."""
+        degrees = [f"{axis}={self.degree(axis)}" for axis in AXES if self.degree(axis) > 1] or ["one rank"]
+        if self.dp_shard > 1:
+            degrees.append(f"zero={self.zero}")
+        if self.pp > 1:
+            degrees.append(f"schedule={self.schedule}")
+        if self.recompute != "none":
+            degrees.append(f"recompute={self.recompute}")
+        return " ".join(degrees)

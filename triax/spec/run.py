@@ -1,0 +1,246 @@
+"""What is trained: the mathematics of a run, and the habits around it (saving, watching, guarding).
+
+One class per section of ``run.toml``. ``Run.fingerprint`` names the mathematics alone: two runs with equal fingerprints
+must produce equal losses, on any cluster, in any layout.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from triax.spec.cluster import Cluster
+from triax.spec.layout import AxisOrder, Recompute, ScheduleName
+from triax.spec.model import ModelSpec
+from triax.spec.value import Count, Counts, Texts, Value, fingerprint
+
+FORMAT_VERSION = 1
+"""Version of every file that triax writes into a run folder."""
+
+
+class DataSpec(Value):
+    """Where text comes from and how it becomes sequences of tokens."""
+
+    train: Texts = Field(min_length=1)
+    """Files, folders or glob patterns; relative paths start at the run file's folder."""
+    format: Literal["auto", "text", "jsonl"] = "auto"
+    """auto goes by each file's ending."""
+    extensions: Texts = ()
+    """Endings to take from folders, such as [".py", ".md"]; empty takes every ending the format knows."""
+    text_field: str = "text"
+    """The JSONL field that holds the text."""
+    tokenizer: str = "bytes"
+    """``bytes`` (257 tokens), or a path to a Hugging Face ``tokenizer.json`` or the folder that holds one."""
+    seq_len: Count = Field(ge=2, le=1 << 24)
+    """Tokens in one sequence."""
+    attend_across_documents: bool = True
+    """False: attention and loss stay inside each document although several share a sequence."""
+    cache_dir: str | None = None
+    """Folder of prepared tokens; absent means ``~/.cache/triax``."""
+
+
+class TrainSpec(Value):
+    """How long, with how much per step, from which seed."""
+
+    steps: Count = Field(ge=1)
+    """Updates from the first to the last."""
+    sequences_per_step: Count | None = Field(default=None, ge=1)
+    """Sequences of one update over all ranks; give this or tokens_per_step."""
+    tokens_per_step: Count | None = Field(default=None, ge=1)
+    """Tokens of one update over all ranks, a multiple of data.seq_len."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Decides initial weights and the order of data."""
+    timeout_s: float = Field(default=600.0, ge=1)
+    """How long a rank waits for its peers before it gives up."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if (self.sequences_per_step is None) == (self.tokens_per_step is None):
+            raise ValueError("give exactly one of sequences_per_step and tokens_per_step.")
+        return self
+
+
+class OptimizerSpec(Value):
+    """AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101) or plain SGD."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Applies to matrices, not to norms and biases."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm; absent in a run file means 1.0, and ``0`` is no way to say off."""
+
+
+class LearningRateSpec(Value):
+    """The learning rate as a pure function of the step."""
+
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """cosine to the final rate; wsd: warm up, stay, decay over the last decay_steps; constant after warm-up."""
+    peak: float = Field(default=3e-4, gt=0)
+    warmup_steps: Count = Field(default=0, ge=0)
+    """Steps of linear growth from zero."""
+    decay_steps: Count | None = Field(default=None, ge=1)
+    """cosine: steps from the end of warm-up to the final rate (absent: all that remain). wsd: steps of the last
+    decline (absent: a tenth of all steps)."""
+    final_ratio: float = Field(default=0.1, ge=0, le=1)
+    """Final rate as a part of the peak."""
+
+
+class PrecisionSpec(Value):
+    """In which numbers the run computes, keeps its weights, and sums its gradients."""
+
+    compute: Literal["bf16", "fp32", "fp64"] = "bf16"
+    """Matmuls and activations; norms, rotary embedding and loss use at least fp32."""
+    master: Literal["fp32", "fp64"] = "fp32"
+    """Weights and optimizer state."""
+    reduce: Literal["bf16", "fp32", "fp64"] = "fp32"
+    """Gradients while they are summed over microbatches and ranks."""
+
+    @model_validator(mode="after")
+    def _never_narrower_than_compute(self) -> Self:
+        width = {"bf16": 2, "fp32": 4, "fp64": 8}
+        for key in ("master", "reduce"):
+            if width[getattr(self, key)] < width[self.compute]:
+                raise ValueError(
+                    f"{key}={getattr(self, key)} is narrower than compute={self.compute}: use {self.compute}."
+                )
+        return self
+
+
+class EvalSpec(Value):
+    """Loss on held-out sequences, chosen by sample number: the same ones in every layout."""
+
+    every_steps: Count = Field(default=0, ge=0)
+    """0: never."""
+    sequences: Count = Field(default=0, ge=0)
+    """Sequences held out of training and measured each time."""
+
+    @model_validator(mode="after")
+    def _has_something_to_measure(self) -> Self:
+        if self.every_steps and not self.sequences:
+            raise ValueError(f"every_steps={self.every_steps} has nothing to measure: give sequences, such as 64.")
+        return self
+
+
+class CheckpointSpec(Value):
+    """When state is saved and how much of it is kept. The last step is always saved."""
+
+    every_steps: Count = Field(default=500, ge=0)
+    """0: only at the end and when the run is asked to stop."""
+    keep: Count = Field(default=3, ge=1)
+    """Newest checkpoints that stay on disk."""
+    background: bool = True
+    """Write while training goes on."""
+
+
+class GuardSpec(Value):
+    """What happens to numbers that cannot be right."""
+
+    check_initial_loss: bool = True
+    """Refuse to train when the first loss is farther than initial_loss_tolerance from ln(vocab_size)."""
+    initial_loss_tolerance: float = Field(default=0.05, gt=0)
+    max_skipped_in_a_row: Count = Field(default=10, ge=1)
+    """Steps with a loss or norm that is not finite are skipped; the run stops after this many in a row."""
+
+
+class WatchSpec(Value):
+    """What is shown and written besides ``metrics.jsonl``."""
+
+    console_every: Count = Field(default=10, ge=1)
+    """Steps between console lines."""
+    tensorboard: bool = True
+
+
+class LayoutRequest(Value):
+    """The ``[layout]`` section: a key given is fixed, a key absent is chosen. See ``triax.spec.layout.Layout``."""
+
+    pp: int | None = Field(default=None, ge=1)
+    dp_replicate: int | None = Field(default=None, ge=1)
+    dp_shard: int | None = Field(default=None, ge=1)
+    cp: int | None = Field(default=None, ge=1)
+    tp: int | None = Field(default=None, ge=1)
+    ep: int | None = Field(default=None, ge=1)
+    zero: int | None = Field(default=None, ge=0, le=3)
+    schedule: ScheduleName | None = None
+    stages_per_rank: int | None = Field(default=None, ge=1)
+    stage_cuts: Counts | None = None
+    sequences_per_microbatch: Count | None = Field(default=None, ge=1)
+    microbatches: Count | None = Field(default=None, ge=1)
+    recompute: Recompute | None = None
+    order: AxisOrder | None = None
+
+
+class Run(Value):
+    """Everything a run file says, checked; paths in it are absolute."""
+
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    optimizer: OptimizerSpec = OptimizerSpec()
+    learning_rate: LearningRateSpec = LearningRateSpec()
+    precision: PrecisionSpec = PrecisionSpec()
+    eval: EvalSpec = EvalSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    guard: GuardSpec = GuardSpec()
+    watch: WatchSpec = WatchSpec()
+    layout: LayoutRequest = LayoutRequest()
+    cluster: Cluster | None = None
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        seq_len = self.data.seq_len
+        if seq_len > self.model.max_position_embeddings:
+            raise ValueError(
+                f"data.seq_len={seq_len} is longer than model.max_position_embeddings="
+                f"{self.model.max_position_embeddings}: use a shorter sequence or raise the limit."
+            )
+        tokens = self.train.tokens_per_step
+        if tokens is not None and tokens % seq_len:
+            nearest = max(round(tokens / seq_len), 1) * seq_len
+            raise ValueError(
+                f"train.tokens_per_step={tokens} is not a multiple of data.seq_len={seq_len}: use {nearest}."
+            )
+        warmup = self.learning_rate.warmup_steps
+        if warmup > self.train.steps:
+            raise ValueError(
+                f"learning_rate.warmup_steps={warmup} is more than train.steps={self.train.steps}: the peak would never "
+                f"be reached; use at most {self.train.steps}."
+            )
+        return self
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences of one update over all ranks."""
+        if self.train.sequences_per_step is not None:
+            return self.train.sequences_per_step
+        assert self.train.tokens_per_step is not None
+        return self.train.tokens_per_step // self.data.seq_len
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one update over all ranks, those without a label included."""
+        return self.sequences_per_step * self.data.seq_len
+
+    def mathematics(self) -> dict[str, Any]:
+        """Return what decides the losses, as plain values: never layout, cluster, paths or the number of steps.
+
+        The content of the data has a fingerprint of its own, made when tokens are prepared.
+        """
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "data": self.data.model_dump(
+                mode="json", include={"format", "extensions", "text_field", "seq_len", "attend_across_documents"}
+            ),
+            "sequences_per_step": self.sequences_per_step,
+            "seed": self.train.seed,
+            "optimizer": self.optimizer.model_dump(mode="json"),
+            "learning_rate": self.learning_rate.model_dump(mode="json"),
+            "precision": self.precision.model_dump(mode="json"),
+            "eval_sequences": self.eval.sequences,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that name the mathematics."""
+        return fingerprint(self.mathematics())
