@@ -1,0 +1,1 @@
+"""What is the network, on one device?"""

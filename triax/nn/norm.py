@@ -1,0 +1,20 @@
+"""How is a hidden state brought to unit size? By its root mean square (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dim, with the statistic in at least fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        """Return the normalised ``x`` in its own dtype."""
+        wide = x_BSD.to(torch.promote_types(x_BSD.dtype, torch.float32))
+        normed = F.rms_norm(wide, (wide.shape[-1],), None, self.eps)
+        return normed.to(x_BSD.dtype) * self.weight
