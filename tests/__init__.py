@@ -1,0 +1,1 @@
+"""Do the promises of the design hold?"""

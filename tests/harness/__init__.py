@@ -1,0 +1,1 @@
+"""How do tests play several ranks on one machine?"""

@@ -1,0 +1,1 @@
+"""How does state lie on disk, without pickle and without a trace of the layout?"""

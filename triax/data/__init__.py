@@ -1,0 +1,1 @@
+"""Which tokens does a step read, by number alone?"""

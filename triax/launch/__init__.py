@@ -1,0 +1,1 @@
+"""What happens before and around the ranks?"""

@@ -1,0 +1,1 @@
+"""How does a run go from one step to the next?"""
