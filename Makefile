@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check format clean
+.PHONY: help install demo test test-all check lint types law format clean
 
 PYTHON ?=
 ARGS ?=
@@ -16,7 +16,7 @@ help:
 	@echo "make demo       train a small model on 4 local ranks, interrupt it, resume it, let it write"
 	@echo "make test       the quick tests"
 	@echo "make test-all   every test, also the long ones"
-	@echo "make check      ruff, mypy, import law"
+	@echo "make check      lint (ruff), types (mypy) and law (import-linter)"
 	@echo "make format     let ruff rewrite the code"
 	@echo "make install    only the virtual environment"
 	@echo "make clean      remove the virtual environment and the caches"
@@ -26,7 +26,7 @@ install: .venv/installed
 # The name python3 comes first: the newest Python on a machine is not always one that its package index serves.
 # A Python is tried by running it, since a name on the PATH may be a shim with nothing behind it.
 .venv/installed: pyproject.toml constraints.txt
-	@if [ -n "$(PYTHON)" ] || ! $(RUN) -c '' >/dev/null 2>&1; then \
+	@if [ -n "$(PYTHON)" ] || ! $(RUN) -m pip --version >/dev/null 2>&1; then \
 	    chosen=; found=; \
 	    for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 	        "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
@@ -58,11 +58,17 @@ test: .venv/installed
 test-all: .venv/installed
 	@$(RUN) -m pytest -q -m "" $(ARGS)
 
-check: .venv/installed
+check: lint types law
+
+lint: .venv/installed
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
+
+types: .venv/installed
 	@$(RUN) -m mypy
-	@.venv/bin/lint-imports
+
+law: .venv/installed
+	@$(RUN) .venv/bin/lint-imports --no-logo
 
 format: .venv/installed
 	@$(RUN) -m ruff check --fix

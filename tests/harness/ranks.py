@@ -98,6 +98,8 @@ def run_ranks(
             context.Process(target=_be_rank, args=(fn, rank, world, args, folder, timeout_s, dict(env or {})))
             for rank in range(world)
         ]
+        for rank in range(world):
+            _stack_file(folder, rank).touch()
         try:
             for process in ranks:
                 process.start()
@@ -143,19 +145,27 @@ def _failure_of(rank: int, exit_code: int, folder: Path) -> Failure | None:
     if exit_code == 0 and _result_file(folder, rank).exists():
         return None
     how = f"died by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"left with exit code {exit_code}"
-    return Failure(rank, f"{how} and without a result", _stack_file(folder, rank).read_text(), time.monotonic())
+    return Failure(rank, f"{how} and without a result", _stack_of(_stack_file(folder, rank)), time.monotonic())
 
 
 def _stack_now(process: ForkProcess, stack_file: Path) -> str:
     """Ask a running rank where it stands; it answers even from inside a C call, and not at all if it is frozen."""
-    if process.pid is not None and stack_file.exists():
-        os.kill(process.pid, signal.SIGUSR1)
-        asked_s = time.monotonic()
-        while not (stack := stack_file.read_text()) and time.monotonic() < asked_s + 1:
-            time.sleep(0.02)
-        time.sleep(0.05)  # the answer is written line by line
-        return stack_file.read_text() or stack
-    return ""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGUSR1)
+    asked_s = time.monotonic()
+    while stack_file.stat().st_size == 0 and time.monotonic() < asked_s + 1:
+        time.sleep(0.02)
+    time.sleep(0.05)  # the answer is written line by line
+    return _stack_of(stack_file)
+
+
+def _stack_of(stack_file: Path) -> str:
+    """Return the stack a rank left, down to this harness: what lies below are the frames of the test runner."""
+    lines = stack_file.read_text().splitlines()
+    below = (
+        i for i, line in enumerate(lines) if line.endswith(" in _be_rank") or line.startswith("Extension modules:")
+    )
+    return "\n".join(lines[: next(below, len(lines))])
 
 
 def _be_rank(
@@ -173,9 +183,9 @@ def _be_rank(
         # A rank whose parent was killed ends itself.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(math.ceil(timeout_s) + 30)
-        stack_file = _stack_file(folder, rank).open("w")
-        faulthandler.enable(stack_file, all_threads=False)  # where an abort happened
-        faulthandler.register(signal.SIGUSR1, stack_file, all_threads=False)  # where a hang is
+        stack_file = _stack_file(folder, rank).open("a")
+        faulthandler.enable(stack_file)  # where an abort happened; gloo aborts in threads of its own, so all are shown
+        faulthandler.register(signal.SIGUSR1, stack_file)  # where a hang is
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         os.environ.update({name: str(place) for name, place in places.items()})
         loopback = "lo0" if sys.platform == "darwin" else "lo"
@@ -196,7 +206,7 @@ def _be_rank(
         at_s = time.monotonic()
         below_this_function = error.__traceback__ and error.__traceback__.tb_next
         detail = "".join(traceback.format_exception(type(error), error, below_this_function))
-        summary = "raised " + "".join(traceback.format_exception_only(error)).strip()
+        summary = "raised " + "".join(traceback.format_exception_only(error)).strip().split("\n")[0]
         _failure_file(folder, rank).write_text(json.dumps(asdict(Failure(rank, summary, detail, at_s))))
     finally:
         sys.stdout.flush()
