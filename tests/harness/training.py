@@ -1,0 +1,135 @@
+"""How is a toy run trained in a layout, and how on one device by plain PyTorch that shares none of the engine?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from tests.harness.toy import MadeUpSequences
+from triax.nn.decoder import Decoder
+from triax.nn.init import initial_rows
+from triax.parallel.mesh import build_mesh, data_mesh
+from triax.parallel.place import initialise, place
+from triax.parallel.shard import DTYPES
+from triax.spec.layout import Layout
+from triax.spec.run import Run
+from triax.spec.schedule import build
+from triax.spec.weights import weights_table
+from triax.train.optimizer import Optimizer
+from triax.train.step import Stepper
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a toy run came to: one loss and norm for each step, and whole weights, by name."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    first_gradients: dict[str, Tensor]
+    """Before clipping, of the first step."""
+    weights: dict[str, Tensor]
+
+
+class Engine:
+    """The engine's parts for one rank, as the loop puts them together."""
+
+    def __init__(self, run: Run, layout: Layout, rank: int) -> None:
+        self.run, self.layout = run, layout
+        mesh = build_mesh(layout, "cpu")
+        (self.stage,) = place(run.model, layout, run.precision, mesh, CPU)
+        initialise([self.stage], run.model, run.train.seed)
+        self.optimizer = Optimizer([self.stage], run.model, run.optimizer, CPU)
+        table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+        self.data_rank = layout.data_rank(rank)
+        self.sequences = MadeUpSequences(run.model.vocab_size)
+        group = data_mesh(mesh).get_group()
+        self.stepper = Stepper(run, layout, table, self.stage, self.optimizer, None, group, self.data_rank, CPU)  # type: ignore[arg-type]
+
+    def step(self, step: int) -> Any:
+        """Take one step and return its report."""
+        batches: Any = self.sequences.microbatches(self.run, self.layout, self.data_rank, step)
+        return self.stepper.take(step, batches, asks_stop=False).read()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a copy of the whole tensor, gathered where it is sharded."""
+    detached = tensor.detach()
+    return (detached.full_tensor() if isinstance(detached, DTensor) else detached).clone()
+
+
+def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int) -> Trained:
+    """Train ``steps`` steps as one rank of ``layout``."""
+    engine = Engine(run, layout, rank)
+    losses, norms, gradients = [], [], {}
+    update = engine.optimizer.update
+
+    def record_then_update(rate: float, is_finite: Tensor) -> None:
+        if not gradients:
+            gradients.update({name: whole(p.grad) for name, p in engine.stage.named_parameters() if p.grad is not None})
+        update(rate, is_finite)
+
+    engine.optimizer.update = record_then_update  # type: ignore[method-assign]
+    for step in range(steps):
+        report = engine.step(step)
+        losses.append(report.loss)
+        norms.append(report.grad_norm)
+    weights = {name: whole(p) for name, p in engine.stage.named_parameters()}
+    return Trained(losses, norms, gradients, weights)
+
+
+def train_on_one_device(run: Run, steps: int) -> Trained:
+    """Train the same run by a plain loop: one forward for each sequence, torch's own loss, clipping and optimizer.
+
+    First gradients are those before clipping, so that they compare with a layout's after the norm is undone.
+    """
+    dtype = DTYPES[run.precision.master]
+    model = Decoder(run.model).to(dtype)
+    for weight in weights_table(run.model):
+        model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]))
+    optimizer = _plain_optimizer(model, run)
+    sequences = MadeUpSequences(run.model.vocab_size)
+    losses, norms, first = [], [], {}
+    for step in range(steps):
+        samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)
+        loss = _plain_loss(model, sequences, samples)
+        loss.backward()
+        if not first:
+            first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        limit = run.optimizer.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf") if limit is None else limit)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return Trained(losses, norms, first, {name: whole(p) for name, p in model.named_parameters()})
+
+
+def _plain_loss(model: Decoder, sequences: MadeUpSequences, samples: range) -> Tensor:
+    """The mean over all tokens of all sequences at once, each document on its own: nothing is cut, nothing weighted."""
+    logits, labels = [], []
+    for sample in samples:
+        batch = sequences.batch(range(sample, sample + 1))
+        assert batch.cu_seqlens is not None
+        for start, stop in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+            tokens = torch.from_numpy(batch.tokens[:, start:stop])
+            logits.append(model(tokens, torch.arange(stop - start).unsqueeze(0)).flatten(0, 1))
+            labels.append(torch.from_numpy(batch.labels[:, start:stop]).flatten())
+    return F.cross_entropy(torch.cat(logits), torch.cat(labels), ignore_index=-100)
+
+
+def _plain_optimizer(model: Decoder, run: Run) -> torch.optim.Optimizer:
+    spec = run.optimizer
+    groups: Sequence[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    rate = run.learning_rate.peak
+    if spec.name == "sgd":
+        return torch.optim.SGD(groups, lr=rate, foreach=False)
+    return torch.optim.AdamW(groups, lr=rate, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False)

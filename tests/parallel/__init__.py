@@ -1,0 +1,1 @@
+"""Tests of the layout made real: each layout against one device."""

@@ -1,0 +1,55 @@
+"""What does each data rank hold: everything, or its share of optimizer state, gradients and weights?
+
+The ZeRO stages (Rajbhandari et al. 2019, arXiv:1910.02054) are four settings of torch's ``fully_shard``. Bytes per parameter
+that a rank holds between microbatches, with bf16 compute, fp32 master and fp32 reduce, on N ranks of ``dp_shard``:
+
+    stage  master  compute copy  gradients  Adam   sum          when gradients are reduced
+    0      4       -             4          8      16           once a step (all-reduce)
+    1      4/N     2             4          8/N    6 + 12/N     once a step (reduce-scatter)
+    2      4/N     2             4/N        8/N    2 + 16/N     every microbatch (reduce-scatter)
+    3      4/N     -             4/N        8/N    16/N         every microbatch, weights gathered twice
+
+``fully_shard`` is applied at every degree, also at one: mixed precision is then the same everywhere.
+"""
+
+from typing import Final, cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from triax.nn.decoder import Decoder
+from triax.spec.layout import Layout
+from triax.spec.run import PrecisionSpec
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+def shard(stage: Decoder, mesh: DeviceMesh, layout: Layout, precision: PrecisionSpec) -> None:
+    """Share the weights of ``stage`` over the data axes: one group of collectives for each layer, one for the rest.
+
+    Under stage 0 the shard axis has one rank, so only the all-reduce over ``dp_replicate`` remains.
+    """
+    is_replicated = layout.dp_replicate > 1
+    data = mesh["dp_replicate", "dp_shard"] if is_replicated else mesh["dp_shard"]
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce], cast_forward_inputs=False
+    )
+    for module in (*stage.layers.values(), stage):
+        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=layout.zero == 3)
+
+
+def before_backward(stage: Decoder, zero: int, *, is_last_microbatch: bool) -> None:
+    """Tell ``stage`` what the coming backward does with gradients and gathered weights: the table above."""
+    module = cast(FSDPModule, stage)
+    module.set_is_last_backward(is_last_microbatch)
+    module.set_requires_gradient_sync(is_last_microbatch or zero >= 2)
+    module.set_requires_all_reduce(is_last_microbatch)
+    module.set_reshard_after_backward(is_last_microbatch or zero in (0, 3))
+
+
+def release(stage: Decoder) -> None:
+    """Drop weights that a forward without a backward left gathered, so that the next step gathers fresh ones."""
+    for module in stage.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,61 @@
+"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, and nothing where numbers are not finite."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from triax.nn.decoder import Decoder
+from triax.spec.model import ModelSpec
+from triax.spec.run import OptimizerSpec
+from triax.spec.weights import weights_table
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimizer:
+    """The update rule with all of its state in memory from the start, so that step 1 needs as much as step 1000."""
+
+    def __init__(self, stages: Sequence[Decoder], model: ModelSpec, spec: OptimizerSpec, device: torch.device) -> None:
+        decays = {weight.name: weight.decays for weight in weights_table(model)}
+        self._named = {name: p for stage in stages for name, p in stage.named_parameters()}
+        groups = [
+            {"params": [p for name, p in self._named.items() if decays[name] == wanted], "weight_decay": decay}
+            for wanted, decay in ((True, spec.weight_decay), (False, 0.0))
+        ]
+        groups = [group for group in groups if group["params"]]
+        self._torch = _torch_optimizer(groups, spec)
+        if spec.name == "adamw":
+            for parameter in self._named.values():
+                moments = {moment: torch.zeros_like(parameter.detach()) for moment in _MOMENTS}
+                self._torch.state[parameter] = {"step": torch.zeros((), device=device)} | moments
+
+    @property
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Every weight that is trained, this rank's shards."""
+        return self._named.values()
+
+    def update(self, rate: float, is_finite: Tensor) -> None:
+        """Apply the gradients at learning rate ``rate``, unless ``is_finite`` (a bool on the device) is false.
+
+        Then weights, moments and step counters keep their bits, and the host never had to ask. Gradients are dropped.
+        """
+        for group in self._torch.param_groups:
+            group["lr"] = rate
+        self._torch.found_inf = (~is_finite).to(torch.float32)  # type: ignore[attr-defined]
+        self._torch.step()
+        self._torch.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the live state under the names it has in checkpoints: ``optimizer.exp_avg.layers.0. ...``."""
+        return {
+            f"optimizer.{key}.{name}": value
+            for name, parameter in self._named.items()
+            for key, value in self._torch.state[parameter].items()
+        }
+
+
+def _torch_optimizer(groups: list[dict[str, object]], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    if spec.name == "sgd":
+        return torch.optim.SGD(groups, lr=0.0, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)

@@ -1,0 +1,128 @@
+"""What is one step? Count tokens, run the schedule, agree on loss and norm, and update unless a number is not finite."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from triax.data.batch import Batch, Batches
+from triax.nn.decoder import Decoder
+from triax.nn.loss import IGNORE_INDEX
+from triax.parallel.pipeline import evaluate, execute
+from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, sum_step
+from triax.spec.layout import Layout
+from triax.spec.run import Run
+from triax.spec.schedule import ScheduleTable
+from triax.train.guard import StepReport
+from triax.train.learning_rate import learning_rate
+from triax.train.optimizer import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A microbatch on the device."""
+
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+    cu_seqlens: Tensor | None
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> "DeviceBatch":
+        """Return ``batch`` as tensors on ``device``."""
+        return cls(
+            tokens=_on(batch.tokens, device),
+            labels=_on(batch.labels, device),
+            positions=_on(batch.positions, device),
+            cu_seqlens=None if batch.cu_seqlens is None else _on(batch.cu_seqlens, device),
+        )
+
+
+def _on(array: "np.ndarray[Any, Any]", device: torch.device) -> Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingReport:
+    """A step's report whose numbers may still be on their way from the device."""
+
+    step: int
+    tokens: Tensor
+    sums: StepSums
+
+    def read(self) -> StepReport:
+        """Wait for the numbers and return them."""
+        return StepReport(
+            step=self.step,
+            loss=float(self.sums.loss),
+            grad_norm=float(self.sums.grad_norm),
+            tokens=int(self.tokens),
+            wants_stop=bool(self.sums.flags[0]),
+        )
+
+
+class Stepper:
+    """Takes steps of one run on this rank."""
+
+    def __init__(
+        self, run: Run, layout: Layout, table: ScheduleTable, stage: Decoder, optimizer: Optimizer, batches: Batches,
+        group: dist.ProcessGroup, data_rank: int, device: torch.device,
+    ) -> None:  # fmt: skip
+        """``group`` holds the data ranks; ``table`` is the schedule of a step."""
+        self._run, self._layout, self._table = run, layout, table
+        self._stage, self._optimizer, self._batches = stage, optimizer, batches
+        self._group, self._data_rank, self._device = group, data_rank, device
+
+    def take(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
+        """Make update ``step`` from this rank's microbatches ``batches`` and return its report, not yet read.
+
+        Nothing changes where the loss or the norm is not finite: that is decided on the device, from reduced numbers.
+        """
+        local_count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
+        count = count_over_data(local_count, self._group, self._device)
+        on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
+        scale = self._layout.data_ranks / count
+        loss_sum = execute(self._table, self._stage, self._layout, on_device.__getitem__, scale)
+        gradients = local_gradients(self._optimizer.parameters)
+        sums = sum_step(loss_sum, count, gradients, [asks_stop], self._layout, self._group)
+        max_norm = self._run.optimizer.max_grad_norm
+        if max_norm is not None:
+            clip(gradients, sums.grad_norm, max_norm)
+        rate = learning_rate(step, self._run.learning_rate, self._run.train.steps)
+        self._optimizer.update(rate, sums.loss.isfinite() & sums.grad_norm.isfinite())
+        return PendingReport(step, count, sums)
+
+    def read_batches(self, first_sample: int) -> "list[Batch]":
+        """Return this rank's microbatches of the step whose first sample is ``first_sample``."""
+        layout = self._layout
+        return [
+            self._batches.microbatch(
+                first_sample, index, self._data_rank, layout.data_ranks, layout.sequences_per_microbatch,
+                layout.microbatches,
+            )
+            for index in range(layout.microbatches)
+        ]  # fmt: skip
+
+    def evaluate(self) -> float:
+        """Return the mean cross-entropy over the held-out sequences, the same in every layout.
+
+        Ranks take turns along the list; where it ends, a rank brings a microbatch in which no token counts, since every
+        rank must take part in every collective.
+        """
+        layout, total = self._layout, self._run.eval.sequences
+        per_round = layout.data_ranks * layout.sequences_per_microbatch
+        mine = []
+        for first in range(self._data_rank * layout.sequences_per_microbatch, _round_up(total, per_round), per_round):
+            mine.append(self._batches.eval_batch(first, layout.sequences_per_microbatch))
+        count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in mine)
+        loss_sum = evaluate(self._stage, [DeviceBatch.of(batch, self._device) for batch in mine])
+        sums = torch.stack((loss_sum, torch.tensor(float(count), dtype=torch.float64, device=self._device)))
+        dist.all_reduce(sums, group=self._group)
+        return float(sums[0] / sums[1])
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
