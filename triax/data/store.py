@@ -1,0 +1,251 @@
+"""How do the tokens of a corpus lie on disk, and are they whole?
+
+A store is a folder of three files: ``tokens.bin`` has all tokens (little-endian uint16, or uint32 for vocabularies
+above 65,536), ``documents.bin`` where each document starts and where the last one ends (little-endian int64), and
+``index.json`` says what they are. A store is written in a folder of another name, flushed, and renamed: if it is there,
+it is whole, unless the disk or a hand has damaged it since.
+"""
+
+import errno
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from triax.data.content import hash_files
+from triax.data.tokenizer import Tokenizer
+from triax.errors import BadInput
+from triax.spec.value import Value
+
+FORMAT_VERSION: Final = 1
+
+TOKENS_FILE: Final = "tokens.bin"
+DOCUMENTS_FILE: Final = "documents.bin"
+INDEX_FILE: Final = "index.json"
+
+_ABANDONED_AFTER_S: Final = 24 * 3600
+"""A store under way is written to every few seconds; untouched for a day, its process was killed."""
+
+
+class TornStore(BadInput):
+    """A folder that should hold a store has none that is whole. Preparing again replaces it."""
+
+
+class StoreIndex(Value):
+    """What ``index.json`` says of the files beside it."""
+
+    format_version: Literal[1] = FORMAT_VERSION
+    fingerprint: str
+    """Names text, tokenizer and format: equal fingerprints, equal tokens."""
+    tokenizer: str
+    vocab_size: int = Field(ge=1)
+    eos_id: int = Field(ge=0)
+    token_bytes: Literal[2, 4]
+    num_tokens: int = Field(ge=1)
+    num_documents: int = Field(ge=1)
+    source_bytes: int = Field(ge=0)
+    tokens_sha256: str
+    documents_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStore:
+    """The tokens of a corpus, mapped from disk: a process holds none but those it looks at, and all share one copy."""
+
+    index: StoreIndex
+    tokens: npt.NDArray[Any]
+    """(num_tokens,) uint16 or uint32"""
+    document_starts: npt.NDArray[np.int64]
+    """(num_documents + 1,): ascending from 0 to num_tokens; document i is tokens[starts[i]:starts[i + 1]]"""
+
+
+def token_dtype(vocab_size: int) -> "np.dtype[Any]":
+    """Return the smallest of the two widths that holds every id below ``vocab_size``."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def open_store(folder: Path) -> TokenStore:
+    """Return the store in ``folder``; raise TornStore where a file is missing, cut, or not what the index says.
+
+    Costs the same for any size: contents are checked by ``verify_store``.
+    """
+    try:
+        index = StoreIndex.model_validate_json((folder / INDEX_FILE).read_bytes())
+    except OSError as error:
+        raise TornStore(f"{folder} holds no prepared tokens: {INDEX_FILE}: {error.strerror or error}.") from None
+    except ValidationError:
+        raise TornStore(f"{folder} holds no prepared tokens of format {FORMAT_VERSION}: see {INDEX_FILE}.") from None
+    tokens = _map(folder / TOKENS_FILE, np.dtype(f"<u{index.token_bytes}"), index.num_tokens)
+    starts = _map(folder / DOCUMENTS_FILE, np.dtype("<i8"), index.num_documents + 1)
+    if starts[0] != 0 or starts[-1] != index.num_tokens:
+        raise TornStore(f"{folder / DOCUMENTS_FILE} does not cover the {index.num_tokens:,} tokens beside it.")
+    return TokenStore(index, tokens, starts)
+
+
+def _map(path: Path, dtype: "np.dtype[Any]", length: int) -> npt.NDArray[Any]:
+    expected = length * dtype.itemsize
+    try:
+        found = path.stat().st_size
+        if found != expected:
+            raise TornStore(f"{path} has {found:,} bytes in place of {expected:,}.")
+        return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
+    except OSError as error:
+        raise TornStore(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def verify_store(folder: Path) -> TokenStore:
+    """Return the store in ``folder``; raise TornStore unless every byte is as it was written.
+
+    Reads the files whole when they are new or were touched, and by a memo beside them not again.
+    """
+    store = open_store(folder)
+    paths = [folder / TOKENS_FILE, folder / DOCUMENTS_FILE]
+    expected = [store.index.tokens_sha256, store.index.documents_sha256]
+    for path, found, written in zip(paths, hash_files(paths, folder / "verified.json"), expected, strict=True):
+        if found != written:
+            raise TornStore(f"{path} was damaged after it was written: its checksum differs.")
+    return store
+
+
+class StoreWriter:
+    """A store under way, in a folder beside its final one. Leaving the context without ``publish`` removes it.
+
+    Methods raise OSError where the disk does.
+    """
+
+    def __init__(self, folder: Path, dtype: "np.dtype[Any]") -> None:
+        """Start a store that will be published as ``folder``, and remove those that killed processes left there."""
+        self._folder = folder
+        self._dtype = dtype
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        self._temporary = _sibling(folder)
+        self._temporary.mkdir()
+        try:
+            self._tokens = _HashedFile(self._temporary / TOKENS_FILE)
+            self._documents = _HashedFile(self._temporary / DOCUMENTS_FILE)
+        except OSError:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            raise
+        self.num_tokens = 0
+        self.num_documents = 0
+
+    def __enter__(self) -> Self:
+        self._documents.write(np.zeros(1, dtype="<i8"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tokens.abandon()
+        self._documents.abandon()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def append(self, tokens: npt.NDArray[np.uint32], document_ends: Sequence[int]) -> None:
+        """Write ``tokens`` (T,); a document ends before each offset of ``document_ends`` (ascending, in (0, T])."""
+        self._tokens.write(tokens.astype(self._dtype))
+        self._documents.write(np.asarray(document_ends, dtype="<i8") + self.num_tokens)
+        self.num_tokens += len(tokens)
+        self.num_documents += len(document_ends)
+
+    def publish(self, fingerprint: str, tokenizer: Tokenizer, source_bytes: int) -> TokenStore:
+        """Make the store visible, whole, and return it; where another process was faster, return its equal store."""
+        index = StoreIndex(
+            fingerprint=fingerprint,
+            tokenizer=tokenizer.name,
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            token_bytes=4 if self._dtype.itemsize == 4 else 2,
+            num_tokens=self.num_tokens,
+            num_documents=self.num_documents,
+            source_bytes=source_bytes,
+            tokens_sha256=self._tokens.close(),
+            documents_sha256=self._documents.close(),
+        )
+        index_file = _HashedFile(self._temporary / INDEX_FILE)
+        index_file.write(np.frombuffer(index.model_dump_json(indent=1).encode(), dtype=np.uint8))
+        index_file.close()
+        _sync_folder(self._temporary)
+        # Opened under its first name: its files stay mapped, whatever other processes do with the name it gets.
+        store = open_store(self._temporary)
+        while not _rename(self._temporary, self._folder):
+            try:
+                return verify_store(self._folder)
+            except TornStore:
+                _remove(self._folder)
+        _sync_folder(self._folder.parent)
+        return store
+
+
+class _HashedFile:
+    """A new file that knows the checksum of what was written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._stream: IO[bytes] = path.open("xb")
+        self._hash = hashlib.sha256()
+
+    def write(self, array: npt.NDArray[Any]) -> None:
+        content = array.tobytes()
+        self._stream.write(content)
+        self._hash.update(content)
+
+    def close(self) -> str:
+        """Bring all to disk and return the SHA-256."""
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+        return self._hash.hexdigest()
+
+    def abandon(self) -> None:
+        """Close in any case; a full disk may refuse the last bytes, which nobody wants any more."""
+        with suppress(OSError):
+            self._stream.close()
+
+
+def _sibling(folder: Path) -> Path:
+    """Return a new name beside ``folder``, marked as no store of its own."""
+    return folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
+
+
+def _rename(folder: Path, name: Path) -> bool:
+    """Return whether ``folder`` now has ``name``; it does not where something else has it."""
+    try:
+        os.rename(folder, name)
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            return False
+        raise
+    return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove a store at once for those who look for it; the files live on for those who have them mapped."""
+    aside = _sibling(folder)
+    with suppress(FileNotFoundError):  # another process removed it
+        os.rename(folder, aside)
+        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for left in folder.parent.glob(f".{folder.name}-*"):
+        with suppress(OSError):  # it is another user's, or gone
+            newest = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if time.time() - newest > _ABANDONED_AFTER_S:
+                shutil.rmtree(left)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring the names in ``folder`` to disk: a file can be safe there while its name is not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
