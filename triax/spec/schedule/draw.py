@@ -50,7 +50,7 @@ def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[str, float, float]]:
 
 
 def _columns_per_second(timeline: Timeline) -> tuple[float, int]:
-    """Return a scale that shows labels whole unless some slots are far shorter than most, and the shortest's columns."""
+    """Return a scale that shows labels whole unless some slots are far shorter than most, and the shortest's width."""
     spans = [
         (end - start, len(label) + 1)
         for rank in range(timeline.table.pp)

@@ -1,0 +1,1 @@
+"""Tests of spec: values, tables and files."""
