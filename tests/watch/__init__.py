@@ -1,0 +1,1 @@
+"""Is what is measured right, and is it still there after a kill?"""
