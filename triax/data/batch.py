@@ -65,7 +65,7 @@ class Batches:
     def step_hash(self, first_sample: int, sequences_per_step: int) -> str:
         """Return 16 hexadecimal digits that name the text of a step: the same in every layout."""
         samples = self.step_samples(first_sample, sequences_per_step)
-        return sample_hash(samples, self.sequences.store.index.fingerprint)
+        return sample_hash(samples, f"{self.sequences.store.index.fingerprint} {self.sequences.seq_len}")
 
     def epoch(self, sample: int) -> float:
         """Return how often all training sequences were read when ``sample`` is next."""

@@ -136,7 +136,7 @@ def _read_jsonl(path: Path, text_field: str) -> Iterator[Piece]:
                 raise _bad_encoding(path, line_start + mark + error.start, line, number) from None
             line_start += len(line)
             if not content.isspace():
-                text = _text_of(content, text_field, f"{path}, line {number:,}")
+                text = _text_of(content.rstrip("\r\n"), text_field, f"{path}, line {number:,}")
                 yield from _whole(text, line_start)
 
 

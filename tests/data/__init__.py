@@ -1,0 +1,1 @@
+"""Tests of data: files, tokens, stores and the order of samples."""
