@@ -19,7 +19,7 @@ def memory_store(document_lengths: Sequence[int]) -> TokenStore:
         tokenizer="numbers", vocab_size=total, eos_id=0, token_bytes=4, num_tokens=total,
         num_documents=len(document_lengths), source_bytes=0, tokens_sha256="", documents_sha256="",
     )  # fmt: skip
-    return TokenStore(index, np.arange(total, dtype=np.uint32), np.cumsum([0, *document_lengths]))
+    return TokenStore(Path("memory"), index, np.arange(total, dtype=np.uint32), np.cumsum([0, *document_lengths]))
 
 
 def text_store(folder: Path, texts: Sequence[str]) -> TokenStore:

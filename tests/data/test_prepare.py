@@ -127,12 +127,14 @@ def test_a_cached_corpus_is_not_tokenised_again(tmp_path: Path) -> None:
         return prepare(files, ByteTokenizer(), tmp_path / "cache", progress=lambda done, total: tokenised.append(done))
 
     first = prepared(corpus(tmp_path / "text"))
+    assert open_store(first.folder).index == first.index
     assert prepared(corpus(tmp_path / "text")).index == first.index
     # Neither another place nor another time makes another corpus.
     (tmp_path / "text").rename(tmp_path / "moved")
     for path in (tmp_path / "moved").iterdir():
         os.utime(path, (1, 1))
-    assert prepared(find_files([str(tmp_path / "moved")])).index == first.index
+    again = prepared(find_files([str(tmp_path / "moved")]))
+    assert (again.index, again.folder) == (first.index, first.folder)
     assert tokenised == [5]
 
 

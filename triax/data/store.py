@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final, Literal, Self
 
@@ -62,6 +62,8 @@ class StoreIndex(Value):
 class TokenStore:
     """The tokens of a corpus, mapped from disk: a process holds none but those it looks at, and all share one copy."""
 
+    folder: Path
+    """Where ``open_store`` finds it, in this process or another."""
     index: StoreIndex
     tokens: npt.NDArray[Any]
     """(num_tokens,) uint16 or uint32"""
@@ -89,7 +91,7 @@ def open_store(folder: Path) -> TokenStore:
     starts = _map(folder / DOCUMENTS_FILE, np.dtype("<i8"), index.num_documents + 1)
     if starts[0] != 0 or starts[-1] != index.num_tokens:
         raise TornStore(f"{folder / DOCUMENTS_FILE} does not cover the {index.num_tokens:,} tokens beside it.")
-    return TokenStore(index, tokens, starts)
+    return TokenStore(folder, index, tokens, starts)
 
 
 def _map(path: Path, dtype: "np.dtype[Any]", length: int) -> npt.NDArray[Any]:
@@ -182,7 +184,7 @@ class StoreWriter:
             except TornStore:
                 _remove(self._folder)
         _sync_folder(self._folder.parent)
-        return store
+        return replace(store, folder=self._folder)
 
 
 class _HashedFile:
