@@ -1,0 +1,143 @@
+"""When do the parts of all ranks make a checkpoint, and how does it become one at a single moment?
+
+Ranks do not talk here: this runs on a thread, and collectives belong to training. Each rank leaves a small part file in
+the folder when its shard is on the disk; rank 0 waits for all of them and writes the manifest.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+import safetensors
+import torch
+
+from triax import __version__
+from triax.checkpoint.assign import Share
+from triax.checkpoint.disk import Cancelled, read_small, sentence, sync_file, sync_folder, write_atomically
+from triax.checkpoint.format import (
+    MANIFEST,
+    MARKER,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    part_name,
+    write_manifest,
+)
+from triax.checkpoint.retain import point_latest, prune
+from triax.errors import BadInput
+
+_LONGEST_WAIT_S: Final = 0.25
+
+
+class NeverAppeared(Exception):
+    """Rank 0 does not see what other ranks say they have written."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """One save: where it goes and how the parts of this save are told from those of an interrupted one."""
+
+    step: int
+    folder: Path
+    token: str
+
+
+def deliver(ticket: Ticket, rank: int, file: FileEntry) -> None:
+    """Tell rank 0 that this rank's shard is on the disk. Raises OSError."""
+    text = json.dumps({"token": ticket.token, "file": file.model_dump()})
+    write_atomically(ticket.folder / part_name(rank), text.encode())
+
+
+def collect(
+    ticket: Ticket, writers: Sequence[int], is_cancelled: Callable[[], bool], is_overdue: Callable[[], bool]
+) -> dict[int, FileEntry]:
+    """Return what each writing rank has delivered, once all have. Raises Cancelled, or NeverAppeared if overdue."""
+    files: dict[int, FileEntry] = {}
+    wait_s = 0.002
+    while missing := [rank for rank in writers if rank not in files]:
+        for rank in missing:
+            if file := _delivered(ticket, rank):
+                files[rank] = file
+        if len(files) == len(writers):
+            break
+        if is_cancelled():
+            raise Cancelled
+        if is_overdue():
+            late = ", ".join(str(rank) for rank in missing[:8])
+            raise NeverAppeared(
+                f"what ranks {late} wrote never appeared in {ticket.folder}: all servers must share this folder"
+            )
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+    return files
+
+
+def _delivered(ticket: Ticket, rank: int) -> FileEntry | None:
+    try:
+        part = json.loads(read_small(ticket.folder / part_name(rank), 4096))
+        file = FileEntry.model_validate(part["file"])
+        is_there = part["token"] == ticket.token and (ticket.folder / file.name).stat().st_size == file.bytes
+    except (OSError, ValueError, KeyError, TypeError, BadInput):
+        return None  # not yet, or not all of it: a network file system may show names before contents
+    return file if is_there else None
+
+
+def commit(
+    ticket: Ticket, run: str, extra: dict[str, Any], shares: Mapping[str, Share], files: Mapping[int, FileEntry]
+) -> None:
+    """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError."""
+    place = {rank: index for index, rank in enumerate(sorted(files))}
+    manifest = Manifest(
+        step=ticket.step,
+        run=run,
+        extra=extra,
+        versions={
+            "triax": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "safetensors": safetensors.__version__,
+            "numpy": numpy.__version__,
+        },
+        files=tuple(files[rank] for rank in sorted(files)),
+        tensors={
+            name: TensorEntry(
+                dtype=share.dtype,
+                shape=share.shape,
+                cuts=share.cuts,
+                files=tuple(place[writer] for writer in share.writers),
+            )
+            for name, share in shares.items()
+        },
+    )
+    # What the manifest counts on comes to the disk before it; the shards have been brought there by their writers.
+    sync_file(ticket.folder / MARKER)
+    sync_folder(ticket.folder)
+    sync_folder(ticket.folder.parent)
+    write_atomically(ticket.folder / MANIFEST, write_manifest(manifest))
+
+
+def tidy(ticket: Ticket, run: str, keep: int, delivered: Sequence[int]) -> list[str]:
+    """Do what is left after a commit, each whether or not the others can be done; return what could not be."""
+
+    def remove_parts() -> None:
+        for rank in delivered:
+            (ticket.folder / part_name(rank)).unlink(missing_ok=True)
+
+    problems = []
+    for what, do in (
+        ("its part files could not be removed", remove_parts),
+        ("`latest` could not be written", lambda: point_latest(ticket.folder.parent, ticket.folder.name)),
+        ("older checkpoints could not be removed", lambda: prune(ticket.folder.parent, run, keep, ticket.folder)),
+    ):
+        try:
+            do()
+        except OSError as error:
+            problems.append(f"{what}: {sentence(error)}")
+        except Exception as error:  # the checkpoint is whole, and nothing that fails here may say otherwise
+            problems.append(f"{what}: {error}")
+    return problems

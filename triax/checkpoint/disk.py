@@ -1,0 +1,113 @@
+"""How do bytes reach the disk so that a crash at any moment leaves the old or the new, never a mixture?"""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from triax.errors import BadInput
+
+# Bytes between two looks at whether the work is still wanted.
+_CHUNK_BYTES: Final = 16 << 20
+
+
+class Cancelled(Exception):
+    """The work is no longer wanted; nothing is wrong with the disk."""
+
+
+def write_new(path: Path, parts: Iterable[memoryview], is_cancelled: Callable[[], bool]) -> tuple[int, str]:
+    """Write a new file to the disk and return its size in bytes and its SHA-256, both taken from memory.
+
+    Raises FileExistsError where there is one already, OSError where the disk fails, Cancelled once it is not wanted.
+    """
+    digest = hashlib.sha256()
+    num_bytes = 0
+    with path.open("xb", buffering=0) as file:
+        for part in parts:
+            for begin in range(0, len(part), _CHUNK_BYTES):
+                if is_cancelled():
+                    raise Cancelled
+                chunk = part[begin : begin + _CHUNK_BYTES]
+                digest.update(chunk)
+                num_bytes += len(chunk)
+                while chunk:
+                    chunk = chunk[file.write(chunk) :]
+        os.fsync(file.fileno())
+    return num_bytes, digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Make ``path`` hold ``data``, on the disk when this returns; a crash leaves what was there before."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Bring what a file holds to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk: files created, renamed or removed so far."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no such operation for folders; they order names themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_small(path: Path, max_bytes: int) -> bytes:
+    """Return what a file holds. Raises BadInput if it is longer than ``max_bytes`` or no regular file, else OSError."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise BadInput(f"{path} is no regular file.")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise BadInput(f"{path} is longer than the {max_bytes} bytes that such a file can have.")
+    return data
+
+
+def what_is_wrong(path: Path, num_bytes: int, sha256: str) -> str | None:
+    """Return None if the file has this size and SHA-256, else what is wrong with it, as the end of a sentence."""
+    try:
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return "is no regular file"
+            if status.st_size != num_bytes:
+                return f"has {status.st_size} bytes instead of {num_bytes}"
+            if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                return "does not have the checksum that it was written with"
+    except OSError as error:
+        return f"cannot be read: {sentence(error)}"
+    return None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe in a file's place would hold up anyone who opens it.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how many bytes an ordinary user can still write to the file system of ``folder``."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def sentence(error: OSError) -> str:
+    """Return what the system said, without number and path: ``no space left on device``."""
+    text = error.strerror or str(error) or type(error).__name__
+    return text[0].lower() + text[1:]

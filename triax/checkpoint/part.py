@@ -1,0 +1,96 @@
+"""How does one rank copy what it has to write out of training's way, and write it as one safetensors file?"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from triax.checkpoint.disk import write_new
+from triax.checkpoint.format import DTYPES, FileEntry, block_key
+from triax.checkpoint.state import Box, Slice
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of one tensor that this rank writes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    box: Box
+
+
+class Part:
+    """The file one rank writes at every save: its blocks in a fixed order, and one piece of host memory for them.
+
+    The memory is laid out as the file's data, so that a snapshot is one copy for each block and the file is one stream.
+    It is kept between saves: the state's share of this rank, once, in host memory.
+    """
+
+    def __init__(self, file_name: str, blocks: Sequence[Block]) -> None:
+        self.file_name = file_name
+        # Widest elements first, so that each block starts at a multiple of its element size.
+        ordered = sorted(blocks, key=lambda block: -DTYPES[block.dtype].itemsize)
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        self._places: list[tuple[Block, int, int]] = []
+        end = 0
+        for block in ordered:
+            shape = [stop - start for start, stop in block.box]
+            begin, end = end, end + DTYPES[block.dtype].itemsize * math.prod(shape)
+            self._places.append((block, begin, end))
+            header[block_key(block.name, block.box, block.shape)] = {
+                "dtype": block.dtype, "shape": shape, "data_offsets": [begin, end],
+            }  # fmt: skip
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = len(text).to_bytes(8, "little") + text
+        self._data_bytes = end
+        self._host: torch.Tensor | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file; 0 if this rank has nothing to write, and then there is no file."""
+        return len(self._header) + self._data_bytes if self._places else 0
+
+    def snapshot(self, slices: Mapping[str, Sequence[Slice]]) -> None:
+        """Copy this rank's blocks to host memory; the tensors may change as soon as this returns."""
+        on_cuda = any(piece.local.is_cuda for of_tensor in slices.values() for piece in of_tensor)
+        if self._host is None:
+            # Pinned memory lets the card copy to it by itself.
+            self._host = torch.empty(self._data_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+        for block, begin, end in self._places:
+            source = _view(slices[block.name], block.box)
+            target = self._host[begin:end].view(DTYPES[block.dtype]).view(source.shape)
+            target.copy_(source, non_blocking=source.is_cuda)
+        if on_cuda:
+            torch.cuda.synchronize()
+
+    def write(self, folder: Path, is_cancelled: Callable[[], bool]) -> FileEntry | None:
+        """Write the snapshot; return size and checksum of the file once it is on the disk, None if there is none.
+
+        Raises OSError, or Cancelled.
+        """
+        if not self._places:
+            return None
+        num_bytes, sha256 = write_new(folder / self.file_name, self._stream(), is_cancelled)
+        return FileEntry(name=self.file_name, bytes=num_bytes, sha256=sha256)
+
+    def _stream(self) -> Iterator[memoryview]:
+        assert self._host is not None
+        yield memoryview(self._header)
+        yield self._host.numpy().data
+
+
+def _view(slices: Sequence[Slice], box: Box) -> torch.Tensor:
+    """Return the part of a rank's own memory that holds ``box``, which lies inside one of its slices."""
+    for piece in slices:
+        if all(low <= start and stop <= high for (low, high), (start, stop) in zip(piece.box, box, strict=True)):
+            view = piece.local
+            for dim, ((start, stop), (low, _)) in enumerate(zip(box, piece.box, strict=True)):
+                view = view.narrow(dim, start - low, stop - start)
+            return view
+    raise AssertionError(f"no slice of this rank holds {box}")

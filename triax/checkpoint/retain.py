@@ -1,0 +1,139 @@
+"""Which old checkpoints may go, and how does a folder go without ever looking whole on the way?"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from triax.checkpoint.disk import read_small, sync_folder, write_atomically
+from triax.checkpoint.format import (
+    FORMAT,
+    FORMAT_VERSION,
+    LATEST,
+    MANIFEST,
+    MARKER,
+    folder_name,
+    is_own_file,
+    parse_folder_name,
+)
+from triax.checkpoint.verify import Found, find_checkpoints, read_checkpoint
+from triax.errors import BadInput
+
+
+def begin_folder(folder: Path, step: int, run: str) -> Path:
+    """Make and return a new folder for a checkpoint of ``step``, marked as written by ``run``.
+
+    Never one that exists: a checkpoint of the same step stays whole beside the new one. Training waits for this, so
+    nothing is brought to the disk yet; ``commit`` does that. Raises OSError.
+    """
+    attempt = 0
+    while True:
+        made = folder / folder_name(step, attempt)
+        try:
+            made.mkdir()
+            break
+        except FileExistsError:
+            attempt += 1
+    (made / MARKER).write_bytes(_json({"run": run}))
+    return made
+
+
+def owner(folder: Path) -> str | None:
+    """Return the run that wrote this checkpoint folder; None if it has no marker of ours, or is a link to elsewhere."""
+    if folder.is_symlink():
+        return None
+    try:
+        marker = json.loads(read_small(folder / MARKER, 4096))
+    except (OSError, ValueError, RecursionError, BadInput):
+        return None
+    if not isinstance(marker, dict) or marker.get("format") != FORMAT:
+        return None
+    run = marker.get("run")
+    return run if isinstance(run, str) else None
+
+
+def remove(folder: Path) -> None:
+    """Remove what this format wrote in a checkpoint folder, and the folder unless it holds something else.
+
+    The manifest goes first, so that no crash leaves a folder that looks whole; the marker last, so that what is left
+    is still known to be ours. Raises OSError.
+    """
+    (folder / MANIFEST).unlink(missing_ok=True)
+    sync_folder(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    for name in names:
+        if is_own_file(name) and name != MARKER:
+            (folder / name).unlink(missing_ok=True)
+    if all(is_own_file(name) for name in names):
+        (folder / MARKER).unlink(missing_ok=True)
+        folder.rmdir()
+        sync_folder(folder.parent)
+
+
+def remove_unfinished(folder: Path, run: str) -> None:
+    """Remove what saves of ``run`` that were interrupted have left in ``folder``. Raises OSError.
+
+    A folder without a marker was interrupted before it held anything, or is not ours; only an empty one is removed.
+    """
+    for found in find_checkpoints(folder):
+        if found.is_complete:
+            continue
+        if owner(found.folder) == run:
+            remove(found.folder)
+        elif not found.folder.is_symlink() and not any(found.folder.iterdir()):
+            found.folder.rmdir()
+
+
+def point_latest(folder: Path, name: str) -> None:
+    """Make ``latest`` in ``folder`` name this checkpoint. Raises OSError."""
+    write_atomically(folder / LATEST, _json({"checkpoint": name}))
+
+
+def prune(folder: Path, run: str, keep: int, newest: Path) -> list[Path]:
+    """Remove and return the checkpoints of ``run`` that are older than its ``keep`` newest steps. Raises OSError.
+
+    ``newest`` was just written and always stays. Later steps than its own belong to a history that the run has left,
+    or could not be read when it resumed: they do not count, and stay for a person to judge. A checkpoint counts if its
+    manifest can be trusted and its files have their sizes; a damaged one goes once it is older than those that count.
+    Of one step only the last attempt stays.
+    """
+    current = parse_folder_name(newest.name)
+    assert current is not None
+    removed = []
+    kept_steps = [current[0]]
+    for one in find_checkpoints(folder):
+        if (one.step, one.attempt) >= current or not one.is_complete or owner(one.folder) != run:
+            continue
+        if one.step not in kept_steps and len(kept_steps) < keep:
+            if _looks_whole(one):
+                kept_steps.append(one.step)
+            continue
+        remove(one.folder)
+        removed.append(one.folder)
+    return removed
+
+
+def remove_after(folder: Path, run: str, step: int) -> list[Path]:
+    """Remove and return the checkpoints of ``run`` later than ``step``: the run has gone back and takes another way.
+
+    Without this a restart would take up the history that was left. Raises OSError.
+    """
+    found = find_checkpoints(folder)
+    removed = [one.folder for one in found if one.step > step and owner(one.folder) == run]
+    for path in removed:
+        remove(path)
+    left = [one.folder.name for one in found if one.is_complete and one.folder not in removed]
+    if removed and left:
+        point_latest(folder, left[0])
+    return removed
+
+
+def _looks_whole(found: Found) -> bool:
+    try:
+        manifest = read_checkpoint(found.folder).manifest
+        return all((found.folder / file.name).stat().st_size == file.bytes for file in manifest.files)
+    except (BadInput, OSError):
+        return False
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return (json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **fields}) + "\n").encode()
