@@ -80,25 +80,32 @@ def _causal(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor) -> Tensor:
 
 def _causal_within_documents(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Attend inside each document alone; no (S, S) mask is ever made."""
-    if q_BNSH.is_cuda and q_BNSH.dtype in (torch.bfloat16, torch.float16):
+    if _has_packed_flash(q_BNSH):
         return _packed_flash(q_BNSH, k_BKSH, v_BKSH, cu_seqlens)
-    length = q_BNSH.shape[2]
+    batch, num_heads, length, head_width = q_BNSH.shape
     pieces = []
     for start, stop in pairwise(cu_seqlens.tolist()):
         sequence, first = divmod(start, length)
         here = (slice(sequence, sequence + 1), slice(None), slice(first, first + stop - start))
         pieces.append(_causal(q_BNSH[here], k_BKSH[here], v_BKSH[here]).squeeze(0))
     flat_NTH = torch.cat(pieces, dim=1)
-    return flat_NTH.unflatten(1, (-1, length)).transpose(0, 1)
+    return flat_NTH.view(num_heads, batch, length, head_width).transpose(0, 1)
+
+
+def _has_packed_flash(q_BNSH: Tensor) -> bool:
+    """Whether torch's packed FlashAttention takes these heads: half precision on CUDA, widths of 8, 16, ... 256."""
+    head_width = q_BNSH.shape[-1]
+    is_half = q_BNSH.dtype in (torch.bfloat16, torch.float16)
+    return q_BNSH.is_cuda and is_half and head_width % 8 == 0 and head_width <= 256
 
 
 def _packed_flash(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """One kernel for all documents of the batch; FlashAttention exists for half precision on CUDA alone."""
-    batch, _, length, _ = q_BNSH.shape
+    """One kernel for all documents of the batch."""
+    batch, num_heads, length, head_width = q_BNSH.shape
     q_TNH, k_TKH, v_TKH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSH, k_BKSH, v_BKSH))
     attended_TNH = varlen_attn(
         q_TNH, k_TKH, v_TKH, cu_seqlens, cu_seqlens, length, length,
         window_size=(-1, 0), enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
     )  # fmt: skip
     assert isinstance(attended_TNH, Tensor)
-    return attended_TNH.unflatten(0, (batch, length)).transpose(1, 2)
+    return attended_TNH.view(batch, length, num_heads, head_width).transpose(1, 2)

@@ -1,7 +1,7 @@
 """What is the network: an embedding, a row of layers, a last norm and a head.
 
-Layers stand in a dict under their global index, and any part may be absent: a pipeline stage is the same class with parts
-left out, and no weight ever changes its name.
+Layers stand in a dict under their global index, and any part may be absent: a pipeline stage is the same class with
+parts left out, and no weight ever changes its name.
 """
 
 from collections.abc import Iterable
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         where it is not the last; else the loss as a sum over ``labels`` (``triax.nn.loss``), or logits (B, S, V) where
         there are no labels. ``positions`` count inside documents; ``cu_seqlens``: see ``Attention.forward``.
         """
-        hidden_BSD = self.embed_tokens(x) if self.is_first and self.embed_tokens is not None else x
+        hidden_BSD: Tensor = self.embed_tokens(x) if self.is_first and self.embed_tokens is not None else x
         rotation = Rotation.at(positions_BS, self.model, hidden_BSD.dtype)
         for layer in self.layers.values():
             hidden_BSD = layer(hidden_BSD, rotation, cu_seqlens)

@@ -4,28 +4,29 @@ The logits of all tokens at once would be the largest tensor of a step (T x V nu
 made for a chunk of tokens at a time and turned into gradients at once, so that no logits outlive their chunk.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-IGNORE_INDEX = -100
+IGNORE_INDEX: Final = -100
 """The label of a token that does not count."""
 
-_CHUNK_NUMBERS = 1 << 22
-"""Logits in one chunk (*assumed*: 16 MiB in fp32, near the size of a CPU's last cache, and large enough for a GPU)."""
+_CHUNK_NUMBERS: Final = {"cpu": 1 << 22, "cuda": 1 << 27}
+"""Logits in one chunk (*assumed*). On a CPU 16 MiB in fp32, near the size of its last cache. On a card 512 MiB: a
+thousand tokens against a vocabulary of 128k, so that reading the head costs less than multiplying by it."""
 
 
 def cross_entropy_sum(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Tensor:
     """Return the summed cross-entropy (a scalar in at least fp32) of ``hidden @ head.T`` against ``labels``.
 
-    Labels of ``IGNORE_INDEX`` add nothing. Logits and their statistics are at least fp32, fp64 where ``hidden`` is.
+    Labels of ``IGNORE_INDEX`` add nothing. Logits and their statistics are at least fp32, fp64 where ``hidden`` is: the
+    logits of bf16 states are summed and kept in fp32, never rounded to bf16.
     """
     if torch.is_grad_enabled() and (hidden_TD.requires_grad or head_VD.requires_grad):
         loss: Tensor = _ChunkedCrossEntropy.apply(hidden_TD, head_VD, labels_T)  # type: ignore[no-untyped-call]
         return loss
-    loss, _, _ = _forward(hidden_TD, head_VD, labels_T, with_gradients=False)
-    return loss
+    return _loss_and_gradients(hidden_TD, head_VD, labels_T, None, None)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -33,39 +34,62 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Tensor:
-        loss, grad_hidden, grad_head = _forward(hidden_TD, head_VD, labels_T, with_gradients=True)
+        needs_hidden, needs_head, _ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden_TD) if needs_hidden else None
+        grad_head = torch.zeros_like(head_VD, dtype=_wide(head_VD)) if needs_head else None
+        loss = _loss_and_gradients(hidden_TD, head_VD, labels_T, grad_hidden, grad_head)
         ctx.save_for_backward(grad_hidden, grad_head)
         ctx.head_dtype = head_VD.dtype
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         grad_hidden, grad_head = ctx.saved_tensors
         scale = grad_outputs[0]
-        return grad_hidden * scale, (grad_head * scale).to(ctx.head_dtype), None
+        return _scaled(grad_hidden, scale, None), _scaled(grad_head, scale, ctx.head_dtype), None
 
 
-def _forward(
-    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, *, with_gradients: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(hidden_TD.dtype, torch.float32)
-    loss = torch.zeros((), dtype=wide, device=hidden_TD.device)
-    grad_hidden = torch.empty_like(hidden_TD) if with_gradients else hidden_TD
-    grad_head = torch.zeros_like(head_VD, dtype=wide) if with_gradients else head_VD
-    rows = max(_CHUNK_NUMBERS // head_VD.shape[0], 1)
+def _scaled(gradient: Tensor | None, scale: Tensor, dtype: torch.dtype | None) -> Tensor | None:
+    if gradient is None:
+        return None
+    # Into its dtype at once: a copy of the head's gradient in fp32 is gigabytes.
+    return torch.mul(gradient, scale, out=torch.empty_like(gradient, dtype=dtype))
+
+
+def _loss_and_gradients(
+    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, grad_hidden: Tensor | None, grad_head: Tensor | None
+) -> Tensor:
+    """Return the loss. Write the gradient of the hidden states into ``grad_hidden`` and add that of the head to
+    ``grad_head``, where they are given."""
+    loss = torch.zeros((), dtype=_wide(hidden_TD), device=hidden_TD.device)
+    rows = max(_CHUNK_NUMBERS.get(hidden_TD.device.type, _CHUNK_NUMBERS["cpu"]) // head_VD.shape[0], 1)
     for start in range(0, hidden_TD.shape[0], rows):
         chunk = slice(start, start + rows)
         hidden, labels = hidden_TD[chunk], labels_T[chunk]
         counts = labels != IGNORE_INDEX
         targets = labels.clamp(min=0).unsqueeze(1)
-        logits = (hidden @ head_VD.T).to(wide)
+        logits = _wide_matmul(hidden, head_VD.T)
         statistic = logits.logsumexp(dim=1, keepdim=True)
         loss += ((statistic - logits.gather(1, targets)).squeeze(1) * counts).sum()
-        if with_gradients:
-            grad_logits = logits.sub_(statistic).exp_()
-            grad_logits.scatter_add_(1, targets, torch.full_like(targets, -1, dtype=wide))
-            grad_logits *= counts.unsqueeze(1)
-            narrow = grad_logits.to(hidden.dtype)
+        if grad_hidden is None and grad_head is None:
+            continue
+        grad_logits = logits.sub_(statistic).exp_()
+        grad_logits.scatter_add_(1, targets, torch.full_like(targets, -1, dtype=grad_logits.dtype))
+        grad_logits *= counts.unsqueeze(1)
+        narrow = grad_logits.to(hidden.dtype)
+        if grad_hidden is not None:
             grad_hidden[chunk] = narrow @ head_VD
-            grad_head += narrow.T @ hidden
-    return loss, grad_hidden, grad_head
+        if grad_head is not None:
+            grad_head += _wide_matmul(narrow.T, hidden)
+    return loss
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _wide_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a @ b`` in at least fp32 without rounding to the dtype of the factors on the way."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)  # as fast as without, and exists on CUDA alone
+    return a.to(_wide(a)) @ b.to(_wide(b))

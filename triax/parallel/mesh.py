@@ -9,15 +9,16 @@ from triax.spec.layout import AXES, Layout
 def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     """Return the mesh with dims ``AXES`` in which every rank stands at ``layout.coordinate(rank)``.
 
-    The mesh always lists its dims in the same order, whatever ``layout.order`` says: the order decides which rank numbers
-    stand where, and so which axis stays inside a server.
+    The mesh always lists its dims in the same order, whatever ``layout.order`` says: the order decides which rank
+    numbers stand where, and so which axis stays inside a server.
     """
     degrees = [layout.degree(axis) for axis in layout.order]
     ranks = torch.arange(layout.world_size).reshape(degrees)
     ranks = ranks.permute([layout.order.index(axis) for axis in AXES]).contiguous()
     mesh = DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
     coordinate = mesh.get_coordinate()
-    assert coordinate is not None and tuple(coordinate) == layout.coordinate(torch.distributed.get_rank())
+    assert coordinate is not None
+    assert tuple(coordinate) == layout.coordinate(torch.distributed.get_rank())
     return mesh
 
 

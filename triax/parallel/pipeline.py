@@ -1,7 +1,8 @@
 """How is a schedule table executed on this rank?
 
-Without a pipeline the table has one row for one stage, such as F0 B0 F1 B1, and this file walks it: gradient accumulation
-and pipelining are one code path. torch's pipelining runtime would keep a whole stage gathered under ZeRO-3.
+Without a pipeline the table has one row for one stage, such as F0 B0 F1 B1, and this file walks it: gradient
+accumulation and pipelining are one code path. torch's pipelining runtime would keep a whole stage gathered under
+ZeRO-3.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,14 +20,21 @@ from triax.spec.schedule import ScheduleTable
 class Microbatch(Protocol):
     """What a forward reads, on the device."""
 
-    tokens: Tensor
-    """(B, S) int64."""
-    labels: Tensor
-    """(B, S) int64, -100 where a token does not count."""
-    positions: Tensor
-    """(B, S) int64, counted inside documents."""
-    cu_seqlens: Tensor | None
-    """int32 document bounds in the flattened batch, or None where each sequence is one document."""
+    @property
+    def tokens(self) -> Tensor:
+        """(B, S) int64."""
+
+    @property
+    def labels(self) -> Tensor:
+        """(B, S) int64, -100 where a token does not count."""
+
+    @property
+    def positions(self) -> Tensor:
+        """(B, S) int64, counted inside documents."""
+
+    @property
+    def cu_seqlens(self) -> Tensor | None:
+        """int32 document bounds in the flattened batch, or None where each sequence is one document."""
 
 
 def execute(
@@ -34,7 +42,8 @@ def execute(
 ) -> Tensor:
     """Run one step of ``table`` on ``stage`` and leave its gradients in place; return the summed loss, detached.
 
-    Each backward is of ``loss * scale``: the caller puts the global token count and the averaging of the data axes there.
+    Each backward is of ``loss * scale``: the caller puts the global token count and the averaging of the data axes
+    there.
     """
     losses: dict[int, Tensor] = {}
     total = torch.zeros((), dtype=torch.float64, device=scale.device)

@@ -1,13 +1,13 @@
 """Which activations are thrown away in the forward and computed again in the backward?
 
-none: all are kept. full: a layer keeps its input alone (Chen et al. 2016, arXiv:1604.06174). selective: a layer keeps what is
-dear to compute (matmuls and attention) and recomputes norms, rotations and gates, which are cheap and large
+none: all are kept. full: a layer keeps its input alone (Chen et al. 2016, arXiv:1604.06174). selective: a layer keeps
+what is dear to compute (matmuls and attention) and recomputes norms, rotations and gates, which are cheap and large
 (Korthikanti et al. 2022, arXiv:2205.05198, turned around for flash attention).
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,16 +16,18 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from triax.nn.decoder import Decoder
 from triax.spec.layout import Recompute
 
-_DEAR = frozenset(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "mm", "bmm", "addmm",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
-)  # fmt: skip
+_DEAR: Final = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.torch_attn._varlen_attn.default,
+    }
+)
 
 
 def wrap_recompute(stage: Decoder, recompute: Recompute) -> None:
@@ -48,5 +50,3 @@ def _selective_contexts() -> Any:
 
 def _keep_what_is_dear(_context: Any, op: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE
-
-

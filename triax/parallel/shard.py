@@ -1,13 +1,19 @@
 """What does each data rank hold: everything, or its share of optimizer state, gradients and weights?
 
-The ZeRO stages (Rajbhandari et al. 2019, arXiv:1910.02054) are four settings of torch's ``fully_shard``. Bytes per parameter
-that a rank holds between microbatches, with bf16 compute, fp32 master and fp32 reduce, on N ranks of ``dp_shard``:
+The ZeRO stages (Rajbhandari et al. 2019, arXiv:1910.02054) are four settings of torch's ``fully_shard``. Bytes per
+parameter that a rank holds between microbatches, with bf16 compute, fp32 master and fp32 reduce, on N ranks of
+``dp_shard``:
 
     stage  master  compute copy  gradients  Adam   sum          when gradients are reduced
     0      4       -             4          8      16           once a step (all-reduce)
     1      4/N     2             4          8/N    6 + 12/N     once a step (reduce-scatter)
     2      4/N     2             4/N        8/N    2 + 16/N     every microbatch (reduce-scatter)
-    3      4/N     -             4/N        8/N    16/N         every microbatch, weights gathered twice
+    3      4/N     -             4/N        8/N    16/N         every microbatch (reduce-scatter)
+
+Under stages 1 and 2 weights are gathered once a step. Under stage 3 layers are gathered for every forward and again
+for every backward, and what stands outside the layers (embedding, last norm, head) once for both: a backward begins
+where its forward ended, so letting go in between would save no memory at the peak. Replicas of shards
+(``dp_replicate``) all-reduce what they hold of the gradients once a step.
 
 ``fully_shard`` is applied at every degree, also at one: mixed precision is then the same everywhere.
 """
@@ -35,14 +41,17 @@ def shard(stage: Decoder, mesh: DeviceMesh, layout: Layout, precision: Precision
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce], cast_forward_inputs=False
     )
-    for module in (*stage.layers.values(), stage):
-        fully_shard(module, mesh=data, mp_policy=policy, reshard_after_forward=layout.zero == 3)
+    for layer in stage.layers.values():
+        fully_shard(layer, mesh=data, mp_policy=policy, reshard_after_forward=layout.zero == 3)
+    fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
 
 
 def before_backward(stage: Decoder, zero: int, *, is_last_microbatch: bool) -> None:
     """Tell ``stage`` what the coming backward does with gradients and gathered weights: the table above."""
     module = cast(FSDPModule, stage)
-    module.set_is_last_backward(is_last_microbatch)
+    # To fully_shard, "last" means: wait for what is being reduced and drop its buffers. Every backward that reduces
+    # must, or the unreduced gradients of embedding and head would stay in memory through the next forward.
+    module.set_is_last_backward(is_last_microbatch or zero >= 2)
     module.set_requires_gradient_sync(is_last_microbatch or zero >= 2)
     module.set_requires_all_reduce(is_last_microbatch)
     module.set_reshard_after_backward(is_last_microbatch or zero in (0, 3))
