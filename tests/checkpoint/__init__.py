@@ -1,0 +1,1 @@
+"""State on disk: any layout into any other, and what can go wrong on the way."""
