@@ -194,6 +194,19 @@ def test_settled_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert hashed == ["0.txt", "1.txt"]
 
 
+def test_files_that_were_just_written_are_hashed_again(tmp_path: Path) -> None:
+    """A second write within one tick of the file system's clock would not show in their times."""
+    content.hash_files([file.path for file in corpus(tmp_path / "text")], tmp_path / "memo.json")
+    assert not (tmp_path / "memo.json").exists()
+
+
+def test_another_text_field_is_another_store(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": "ab", "y": "c"}')
+    files = find_files([str(tmp_path / "a.jsonl")])
+    stores = [prepare(files, ByteTokenizer(), tmp_path / "cache", text_field=field) for field in ("x", "y")]
+    assert [documents(store) for store in stores] == [[[97, 98, 256]], [[99, 256]]]
+
+
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
@@ -249,6 +262,13 @@ def test_a_file_in_the_place_of_a_store_is_replaced(tmp_path: Path) -> None:
     folder.write_text("no folder")
     assert len(documents(prepare(files, ByteTokenizer(), cache))) == 2
     assert remains(cache) == []
+
+
+def test_opening_sees_what_costs_nothing_to_see(tmp_path: Path) -> None:
+    store = text_store(tmp_path, ["ab"])
+    shift_documents(store.folder / DOCUMENTS_FILE)
+    with pytest.raises(TornStore, match=r"documents\.bin does not cover the 3 tokens beside it"):
+        open_store(store.folder)
 
 
 def test_a_rank_that_finds_no_store_says_so(tmp_path: Path) -> None:
