@@ -37,7 +37,9 @@ def assert_losses_equal(actual: list[float], expected: list[float], precision: s
     assert len(actual) == len(expected)
     for step, (one, other) in enumerate(zip(actual, expected, strict=True)):
         allowed = LOSS[precision] * max(1.0, abs(other))
-        assert abs(one - other) <= allowed, f"step {step}: {one} against {other}, {abs(one - other):.2e} > {allowed:.2e}"
+        assert abs(one - other) <= allowed, (
+            f"step {step}: {one} against {other}, {abs(one - other):.2e} > {allowed:.2e}"
+        )
 
 
 def assert_tensors_equal(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:

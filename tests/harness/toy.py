@@ -1,6 +1,7 @@
 """Which small runs do the tests train, on which made-up sequences?"""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class MadeUpSequences:
             tokens.append(sequence[:-1])
             labels.append(label)
             bounds += [row * self._length + cut, (row + 1) * self._length]
-        positions = np.concatenate([np.arange(stop - start) for start, stop in zip(bounds, bounds[1:], strict=False)])
+        positions = np.concatenate([np.arange(stop - start) for start, stop in pairwise(bounds)])
         return MadeUpBatch(
             np.stack(tokens), np.stack(labels), positions.reshape(len(samples), -1), np.array(bounds, dtype=np.int32)
         )
