@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from tests.data.corpora import text_store
 from tests.data.test_tokenizer import TEXT, trained
 from triax.data import content
 from triax.data import prepare as prepare_module
+from triax.data import store as store_module
 from triax.data.corpus import find_files
 from triax.data.prepare import prepare
 from triax.data.source import PIECE_CHARS, SourceFile
@@ -252,6 +254,37 @@ def test_a_damaged_store_is_made_again(tmp_path: Path, name: str, damage: Callab
     assert again.index == whole.index
     assert remains(cache) == []
     verify_store(folder)
+
+
+def test_a_store_that_is_taken_away_while_it_is_verified_is_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process replaces it just then; nothing of the old one may come back."""
+    folder = text_store(tmp_path, ["ab"]).folder
+
+    def taken_away(paths: Sequence[Path], memo_path: Path) -> list[str]:
+        shutil.rmtree(folder)
+        return content.hash_files(paths, memo_path)
+
+    monkeypatch.setattr(store_module, "hash_files", taken_away)
+    with pytest.raises(TornStore, match=r"tokens\.bin cannot be read: No such file"):
+        verify_store(folder)
+    assert not folder.exists()
+
+
+def test_what_is_verified_is_what_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process puts a whole store in the place of a damaged one, between opening it and reading it."""
+    folder, whole = text_store(tmp_path, ["ab"]).folder, tmp_path / "whole"
+    shutil.copytree(folder, whole)
+    flip(folder / TOKENS_FILE)
+
+    def replaced(paths: Sequence[Path], memo_path: Path) -> list[str]:
+        shutil.rmtree(folder)
+        whole.rename(folder)
+        return content.hash_files(paths, memo_path)
+
+    monkeypatch.setattr(store_module, "hash_files", replaced)
+    assert documents(verify_store(folder)) == [[97, 98, 256]]
 
 
 def test_a_file_in_the_place_of_a_store_is_replaced(tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ def stamp(path: Path) -> Stamp:
 def hash_files(paths: Sequence[Path], memo_path: Path) -> list[str]:
     """Return the SHA-256 of each file, in hexadecimal; read those that changed since ``memo_path`` was written.
 
-    The memo is only a saving: where it cannot be read all files are, and where it cannot be written nothing is lost.
-    Raises BadInput for a file that cannot be read.
+    The memo is only a saving: where it cannot be read all files are, and where it cannot be written, as in a folder
+    that is not there, nothing is lost. Raises BadInput for a file that cannot be read.
     """
     memo = _load(memo_path)
     stamps = {str(path.absolute()): stamp(path) for path in paths}
@@ -79,7 +79,6 @@ def _save(path: Path, memo: Mapping[str, tuple[Stamp, str]]) -> None:
         return
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(settled), encoding="utf-8")
         temporary.replace(path)
     except OSError:

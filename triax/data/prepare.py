@@ -44,7 +44,10 @@ def prepare(
     """
     name = fingerprint([str(file.path.absolute()) for file in files])
     stamps = [stamp(file.path) for file in files]
-    hashes = hash_files([file.path for file in files], cache_folder / "contents" / f"{name}.json")
+    memo_path = cache_folder / "contents" / f"{name}.json"
+    with suppress(OSError):  # it is said when there is something that must be written
+        memo_path.parent.mkdir(parents=True, exist_ok=True)
+    hashes = hash_files([file.path for file in files], memo_path)
     identity = _identity(files, hashes, tokenizer, text_field)
     folder = cache_folder / "tokens" / identity
     with suppress(TornStore):  # or none yet

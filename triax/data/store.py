@@ -110,13 +110,18 @@ def verify_store(folder: Path) -> TokenStore:
 
     Reads the files whole when they are new or were touched, and by a memo beside them not again.
     """
-    store = open_store(folder)
+    index = open_store(folder).index
     paths = [folder / TOKENS_FILE, folder / DOCUMENTS_FILE]
-    expected = [store.index.tokens_sha256, store.index.documents_sha256]
-    for path, found, written in zip(paths, hash_files(paths, folder / "verified.json"), expected, strict=True):
+    try:
+        hashes = hash_files(paths, folder / "verified.json")
+    except BadInput as error:  # another process is just replacing it
+        raise TornStore(str(error)) from None
+    for path, found, written in zip(paths, hashes, (index.tokens_sha256, index.documents_sha256), strict=True):
         if found != written:
             raise TornStore(f"{path} was damaged after it was written: its checksum differs.")
-    return store
+    # Mapped only now: what was mapped before the files were read could be a damaged store that another process has
+    # replaced meanwhile. What replaces a store is whole.
+    return open_store(folder)
 
 
 class StoreWriter:
