@@ -5,7 +5,7 @@ import re
 from pydantic import Field
 
 from triax.errors import BadInput
-from triax.spec.value import ByteCount, Value
+from triax.spec.value import ByteCount, Count, Text, Value
 
 _SHORT_FORM = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})x([a-z][a-z0-9._-]{0,39})")
 
@@ -13,9 +13,9 @@ _SHORT_FORM = re.compile(r"([1-9][0-9]{0,5})x([1-9][0-9]{0,3})x([a-z][a-z0-9._-]
 class Cluster(Value):
     """Servers of equal cards. Rates a user knows better than a catalogue are given here and win."""
 
-    servers: int = Field(default=1, ge=1, le=10**6)
-    cards_per_server: int = Field(default=1, ge=1, le=10**4)
-    device: str = Field(default="cpu", min_length=1, max_length=40)
+    servers: Count = Field(default=1, ge=1, le=10**6)
+    cards_per_server: Count = Field(default=1, ge=1, le=10**4)
+    device: Text = Field(default="cpu", max_length=40)
     """Name of the card, such as ``h100``; ``cpu`` for local processes."""
     memory_bytes: ByteCount | None = Field(default=None, ge=1)
     """Memory of one card that training may use."""
@@ -34,7 +34,10 @@ class Cluster(Value):
 
 def parse_cluster(text: str) -> Cluster:
     """Return the cluster that the short form says: ``16x8xh100`` is 16 servers of 8 h100 cards."""
-    match = _SHORT_FORM.fullmatch(text)
+    match = _SHORT_FORM.fullmatch(text.strip().lower())
     if match is None:
-        raise BadInput(f"{text!r} is no cluster: write servers x cards x device, such as 16x8xh100 or 1x4xcpu.")
+        raise BadInput(
+            f"{text[:80]!r} is no cluster: write servers x cards x device, such as 16x8xh100 or 1x4xcpu, or the path "
+            f"of a .toml file."
+        )
     return Cluster(servers=int(match[1]), cards_per_server=int(match[2]), device=match[3])

@@ -1,7 +1,7 @@
 """How does a run lie on a cluster: how many parts along each axis, and which rank is which part?
 
-A Layout never changes the mathematics of a run, only its speed, memory and money. It knows every rank's place by integer
-arithmetic alone, so that a planner without a cluster and a trainer with one mean the same thing.
+A Layout never changes the mathematics of a run, only its speed, memory and money. It knows every rank's place by
+integer arithmetic alone, so that a planner without a cluster and a trainer with one mean the same thing.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from triax.spec.value import Counts, Value, as_tuple
+from triax.spec.value import Counts, SmallCount, Value, as_tuple
 
 Axis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
@@ -54,27 +54,27 @@ class Refusal:
 class Layout(Value):
     """Degrees of each axis, what is sharded, how a step is cut into microbatches, and which axis is outermost."""
 
-    pp: int = Field(default=1, ge=1)
+    pp: SmallCount = 1
     """Pipeline stages' owners: each holds some of the layers."""
-    dp_replicate: int = Field(default=1, ge=1)
+    dp_replicate: SmallCount = 1
     """Full copies that see different sequences and all-reduce gradients."""
-    dp_shard: int = Field(default=1, ge=1)
+    dp_shard: SmallCount = 1
     """Ranks that see different sequences and share one copy of what ``zero`` says."""
-    cp: int = Field(default=1, ge=1)
+    cp: SmallCount = 1
     """Parts that one sequence is cut into."""
-    tp: int = Field(default=1, ge=1)
+    tp: SmallCount = 1
     """Parts that each matrix is cut into."""
-    ep: int = Field(default=1, ge=1)
+    ep: SmallCount = 1
     """Groups that experts are spread over, borrowed from dp_shard x cp x tp."""
     zero: int = Field(default=1, ge=0, le=3)
     """What dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
     schedule: ScheduleName = "1F1B"
-    stages_per_rank: int = Field(default=1, ge=1)
+    stages_per_rank: SmallCount = 1
     stage_cuts: Counts | None = None
     """Layers in each stage, first stage first; absent means cut by cost."""
-    sequences_per_microbatch: int = Field(default=1, ge=1)
+    sequences_per_microbatch: SmallCount = 1
     """Sequences of one forward on one data rank."""
-    microbatches: int = Field(default=1, ge=1)
+    microbatches: SmallCount = 1
     """Forwards of one step on one data rank."""
     recompute: Recompute = "none"
     """Activations computed again in the backward: none, selective (all but matmul outputs and attention), full."""
@@ -129,10 +129,14 @@ class Layout(Value):
     def describe(self) -> str:
         """Return the layout as a user would type it, degrees of one left out: ``"dp_shard=4 zero=3"``."""
         degrees = [f"{axis}={self.degree(axis)}" for axis in AXES if self.degree(axis) > 1] or ["one rank"]
+        if self.ep > 1:
+            degrees.append(f"ep={self.ep}")
         if self.dp_shard > 1:
             degrees.append(f"zero={self.zero}")
         if self.pp > 1:
             degrees.append(f"schedule={self.schedule}")
+        if self.stages_per_rank > 1:
+            degrees.append(f"stages_per_rank={self.stages_per_rank}")
         if self.recompute != "none":
             degrees.append(f"recompute={self.recompute}")
         return " ".join(degrees)

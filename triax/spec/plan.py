@@ -3,14 +3,14 @@
 ``run.toml`` is the order and ``plan.json`` the lockfile: it trains as it is.
 """
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from triax.spec.cluster import Cluster
 from triax.spec.layout import Layout
 from triax.spec.run import FORMAT_VERSION, Run
-from triax.spec.value import Value
+from triax.spec.value import Value, as_tuple
 
 
 class Prediction(Value):
@@ -39,8 +39,8 @@ class Plan(Value):
     cluster: Cluster
     layout: Layout
     predictions: dict[str, Prediction] = {}
-    alternatives: tuple[Alternative, ...] = ()
-    refusals: tuple[str, ...] = ()
+    alternatives: Annotated[tuple[Alternative, ...], BeforeValidator(as_tuple)] = ()
+    refusals: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
 
     @model_validator(mode="after")
     def _made_for_this_run(self) -> Self:

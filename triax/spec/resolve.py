@@ -3,51 +3,62 @@
 Until a plan says better, an absent degree is 1, except that data parallelism takes the ranks that are left.
 """
 
-from triax.errors import BadInput
-from triax.spec.layout import AXES, Layout
-from triax.spec.run import Run
+from math import prod
+from typing import Final
 
-_TOKENS_PER_MICROBATCH = 8192
+from triax.errors import BadInput
+from triax.spec.faults import validated
+from triax.spec.layout import AXES, Axis, Layout
+from triax.spec.legal_values import divisors, either, multiples
+from triax.spec.run import LayoutRequest, Run
+
+_TOKENS_PER_MICROBATCH: Final = 8192
 """Tokens of one forward on one rank when the run file leaves it open: *assumed*, large enough to fill a matmul."""
+
+_ZERO: Final = 3
+"""What data parallelism shares when the run file leaves it open: everything, the least memory."""
 
 
 def resolve_layout(run: Run, world_size: int) -> Layout:
-    """Return the layout of ``run`` on ``world_size`` ranks; raise BadInput where the given keys leave none."""
-    given = run.layout.model_dump(exclude_none=True)
-    zero = given.get("zero", 3)
-    rest = "dp_replicate" if zero == 0 else "dp_shard"
-    degrees = {axis: given.get(axis, 1) for axis in AXES}
-    fixed = 1
-    for axis in AXES:
-        if axis != rest or rest in given:
-            fixed *= degrees[axis]
-    if rest not in given:
-        if world_size % fixed:
-            said = " ".join(f"{axis}={degrees[axis]}" for axis in AXES if degrees[axis] > 1)
-            raise BadInput(
-                f"{said} takes ranks in groups of {fixed}, which does not divide the {world_size} ranks there are: "
-                f"start {max(world_size // fixed, 1) * fixed} or {(world_size // fixed + 1) * fixed} ranks."
-            )
-        degrees[rest] = world_size // fixed
-    data_ranks = degrees["dp_replicate"] * degrees["dp_shard"]
-    sequences, microbatches = _cut_step(run, data_ranks, given)
-    others = {key: value for key, value in given.items() if key not in degrees}
-    others |= {"zero": zero, "sequences_per_microbatch": sequences, "microbatches": microbatches}
-    return Layout(**degrees, **others)
+    """Return the layout of ``run`` on ``world_size`` ranks; raise BadInput where the given keys leave none.
 
-
-def _cut_step(run: Run, data_ranks: int, given: dict[str, int]) -> tuple[int, int]:
-    """Return (sequences per microbatch, microbatches) for one data rank.
-
-    What does not divide is left for ``triax.spec.check`` to refuse, together with everything else that is wrong.
+    What contradicts the run is left for ``triax.spec.check`` to refuse, together with everything else that is wrong.
     """
+    if world_size < 1:
+        raise BadInput(f"{world_size} ranks train nothing: start 1 or more.")
+    zero = _ZERO if run.layout.zero is None else run.layout.zero
+    degrees = _degrees(run.layout, "dp_replicate" if zero == 0 else "dp_shard", world_size)
+    sequences, microbatches = _cut_step(run, degrees["dp_replicate"] * degrees["dp_shard"])
+    given = run.layout.model_dump(exclude_none=True)
+    resolved = {"zero": zero, "sequences_per_microbatch": sequences, "microbatches": microbatches}
+    return validated(Layout, given | degrees | resolved, f"the layout on {world_size} ranks")
+
+
+def _degrees(request: LayoutRequest, rest: Axis, world_size: int) -> dict[str, int]:
+    """Return a degree for each axis; ``rest`` takes the ranks that the others leave, unless it is given."""
+    given: dict[Axis, int | None] = {axis: getattr(request, axis) for axis in AXES}
+    degrees = {axis: given[axis] or 1 for axis in AXES}
+    group = prod(degrees.values())
+    if given[rest] is None:
+        if world_size % group:
+            said = " ".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
+            raise BadInput(
+                f"{said} takes ranks in groups of {group}, and {world_size} ranks are no multiple of that: start "
+                f"{either(multiples(group, world_size))} ranks."
+            )
+        degrees[rest] = world_size // group
+    return {str(axis): degree for axis, degree in degrees.items()}
+
+
+def _cut_step(run: Run, data_ranks: int) -> tuple[int, int]:
+    """Return (sequences per microbatch, microbatches) for one data rank."""
     share = max(run.sequences_per_step // data_ranks, 1)
-    sequences, microbatches = given.get("sequences_per_microbatch"), given.get("microbatches")
+    sequences, microbatches = run.layout.sequences_per_microbatch, run.layout.microbatches
     if sequences is None and microbatches is not None:
         sequences = max(share // microbatches, 1)
     elif sequences is None:
         limit = max(_TOKENS_PER_MICROBATCH // run.data.seq_len, 1)
-        sequences = max(divisor for divisor in range(1, min(limit, share) + 1) if share % divisor == 0)
+        sequences = max(divisor for divisor in divisors(share) if divisor <= limit)
     if microbatches is None:
         microbatches = max(share // sequences, 1)
     return sequences, microbatches

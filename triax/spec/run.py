@@ -1,7 +1,8 @@
 """What is trained: the mathematics of a run, and the habits around it (saving, watching, guarding).
 
 One class per section of ``run.toml``. ``Run.fingerprint`` names the mathematics alone: two runs with equal fingerprints
-must produce equal losses, on any cluster, in any layout.
+must produce equal losses, on any cluster, in any layout, as far as both go and where the learning rate does not follow
+from the number of steps.
 """
 
 from typing import Any, Literal, Self
@@ -10,8 +11,9 @@ from pydantic import Field, model_validator
 
 from triax.spec.cluster import Cluster
 from triax.spec.layout import AxisOrder, Recompute, ScheduleName
+from triax.spec.legal_values import either, multiples
 from triax.spec.model import ModelSpec
-from triax.spec.value import Count, Counts, Texts, Value, fingerprint
+from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Text, Texts, Value, fingerprint
 
 FORMAT_VERSION = 1
 """Version of every file that triax writes into a run folder."""
@@ -26,30 +28,30 @@ class DataSpec(Value):
     """auto goes by each file's ending."""
     extensions: Texts = ()
     """Endings to take from folders, such as [".py", ".md"]; empty takes every ending the format knows."""
-    text_field: str = "text"
+    text_field: Text = "text"
     """The JSONL field that holds the text."""
-    tokenizer: str = "bytes"
+    tokenizer: Text = "bytes"
     """``bytes`` (257 tokens), or a path to a Hugging Face ``tokenizer.json`` or the folder that holds one."""
     seq_len: Count = Field(ge=2, le=1 << 24)
     """Tokens in one sequence."""
     attend_across_documents: bool = True
     """False: attention and loss stay inside each document although several share a sequence."""
-    cache_dir: str | None = None
+    cache_dir: Text | None = None
     """Folder of prepared tokens; absent means ``~/.cache/triax``."""
 
 
 class TrainSpec(Value):
     """How long, with how much per step, from which seed."""
 
-    steps: Count = Field(ge=1)
+    steps: Count = Field(ge=1, le=1 << 40)
     """Updates from the first to the last."""
-    sequences_per_step: Count | None = Field(default=None, ge=1)
+    sequences_per_step: SmallCount | None = None
     """Sequences of one update over all ranks; give this or tokens_per_step."""
     tokens_per_step: Count | None = Field(default=None, ge=1)
     """Tokens of one update over all ranks, a multiple of data.seq_len."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Decides initial weights and the order of data."""
-    timeout_s: float = Field(default=600.0, ge=1)
+    timeout_s: float = Field(default=600.0, ge=1, le=1e6)
     """How long a rank waits for its peers before it gives up."""
 
     @model_validator(mode="after")
@@ -138,7 +140,8 @@ class GuardSpec(Value):
     """What happens to numbers that cannot be right."""
 
     check_initial_loss: bool = True
-    """Refuse to train when the first loss is farther than initial_loss_tolerance from ln(vocab_size)."""
+    """Refuse to train when random weights do not guess: their loss against random labels must be within
+    initial_loss_tolerance of ln(vocab_size)."""
     initial_loss_tolerance: float = Field(default=0.05, gt=0)
     max_skipped_in_a_row: Count = Field(default=10, ge=1)
     """Steps with a loss or norm that is not finite are skipped; the run stops after this many in a row."""
@@ -155,18 +158,18 @@ class WatchSpec(Value):
 class LayoutRequest(Value):
     """The ``[layout]`` section: a key given is fixed, a key absent is chosen. See ``triax.spec.layout.Layout``."""
 
-    pp: int | None = Field(default=None, ge=1)
-    dp_replicate: int | None = Field(default=None, ge=1)
-    dp_shard: int | None = Field(default=None, ge=1)
-    cp: int | None = Field(default=None, ge=1)
-    tp: int | None = Field(default=None, ge=1)
-    ep: int | None = Field(default=None, ge=1)
+    pp: SmallCount | None = None
+    dp_replicate: SmallCount | None = None
+    dp_shard: SmallCount | None = None
+    cp: SmallCount | None = None
+    tp: SmallCount | None = None
+    ep: SmallCount | None = None
     zero: int | None = Field(default=None, ge=0, le=3)
     schedule: ScheduleName | None = None
-    stages_per_rank: int | None = Field(default=None, ge=1)
+    stages_per_rank: SmallCount | None = None
     stage_cuts: Counts | None = None
-    sequences_per_microbatch: Count | None = Field(default=None, ge=1)
-    microbatches: Count | None = Field(default=None, ge=1)
+    sequences_per_microbatch: SmallCount | None = None
+    microbatches: SmallCount | None = None
     recompute: Recompute | None = None
     order: AxisOrder | None = None
 
@@ -189,25 +192,43 @@ class Run(Value):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        seq_len = self.data.seq_len
-        if seq_len > self.model.max_position_embeddings:
-            raise ValueError(
-                f"data.seq_len={seq_len} is longer than model.max_position_embeddings="
-                f"{self.model.max_position_embeddings}: use a shorter sequence or raise the limit."
-            )
-        tokens = self.train.tokens_per_step
-        if tokens is not None and tokens % seq_len:
-            nearest = max(round(tokens / seq_len), 1) * seq_len
-            raise ValueError(
-                f"train.tokens_per_step={tokens} is not a multiple of data.seq_len={seq_len}: use {nearest}."
-            )
-        warmup = self.learning_rate.warmup_steps
-        if warmup > self.train.steps:
-            raise ValueError(
-                f"learning_rate.warmup_steps={warmup} is more than train.steps={self.train.steps}: the peak would never "
-                f"be reached; use at most {self.train.steps}."
-            )
+        faults = [*self._length_faults(), *self._step_faults(), *self._warmup_faults()]
+        if faults:
+            raise ValueError("\n".join(faults))
         return self
+
+    def _length_faults(self) -> list[str]:
+        seq_len, limit = self.data.seq_len, self.model.max_position_embeddings
+        if seq_len <= limit:
+            return []
+        return [
+            f"data.seq_len={seq_len} is longer than model.max_position_embeddings={limit}: use at most {limit}, or "
+            f"raise the limit to {seq_len}."
+        ]
+
+    def _step_faults(self) -> list[str]:
+        tokens, seq_len = self.train.tokens_per_step, self.data.seq_len
+        if tokens is None:
+            return []
+        most = LARGEST_SMALL_COUNT * seq_len
+        if tokens > most:
+            return [
+                f"train.tokens_per_step={tokens} makes {tokens // seq_len} sequences of data.seq_len={seq_len}, and a "
+                f"step has at most {LARGEST_SMALL_COUNT}: use at most {most}."
+            ]
+        if tokens % seq_len:
+            fitting = either(multiples(seq_len, tokens))
+            return [f"train.tokens_per_step={tokens} is not a multiple of data.seq_len={seq_len}: use {fitting}."]
+        return []
+
+    def _warmup_faults(self) -> list[str]:
+        warmup, steps = self.learning_rate.warmup_steps, self.train.steps
+        if warmup <= steps:
+            return []
+        return [
+            f"learning_rate.warmup_steps={warmup} is more than train.steps={steps}: the peak would never be reached; "
+            f"use at most {steps}."
+        ]
 
     @property
     def sequences_per_step(self) -> int:
@@ -225,10 +246,12 @@ class Run(Value):
     def mathematics(self) -> dict[str, Any]:
         """Return what decides the losses, as plain values: never layout, cluster, paths or the number of steps.
 
-        The content of the data has a fingerprint of its own, made when tokens are prepared.
+        The content of the data has a fingerprint of its own, made when tokens are prepared. A size that is left to
+        follow from others counts as what follows, so that writing it down later changes nothing.
         """
+        heads = {"num_key_value_heads": self.model.kv_heads, "head_dim": self.model.head_width}
         return {
-            "model": self.model.model_dump(mode="json"),
+            "model": self.model.model_dump(mode="json") | heads,
             "data": self.data.model_dump(
                 mode="json", include={"format", "extensions", "text_field", "seq_len", "attend_across_documents"}
             ),

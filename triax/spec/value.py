@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from triax.errors import BadInput
 from triax.units import parse_bytes, parse_count
@@ -24,7 +25,10 @@ def _bytes(value: Any) -> Any:
     return _parsed(parse_bytes, value)
 
 
-def _parsed(parse: Any, value: Any) -> Any:
+def _parsed(parse: Callable[[str], int], value: Any) -> Any:
+    """Return text as the number it says and ``1e6`` as the integer it is; anything else unchanged."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
     if not isinstance(value, str):
         return value
     try:
@@ -38,16 +42,34 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Count = Annotated[int, BeforeValidator(_count)]
-"""An integer, or text with a unit of 1000: ``64_000``, ``"64k"``."""
+def _writable(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("text cannot hold the character NUL.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start + 1} of the text cannot be written as UTF-8.") from None
+    return text
 
-ByteCount = Annotated[int, BeforeValidator(_bytes)]
+
+Text = Annotated[str, Field(min_length=1), AfterValidator(_writable)]
+"""Text that is not empty and that a UTF-8 file and a path can hold."""
+
+Count = Annotated[int, Field(lt=1 << 63), BeforeValidator(_count)]
+"""An integer, or text with a unit of 1000: ``64_000``, ``1e6``, ``"64k"``."""
+
+LARGEST_SMALL_COUNT: Final = 1 << 20
+
+SmallCount = Annotated[Count, Field(ge=1, le=LARGEST_SMALL_COUNT)]
+"""A count of at least one that stays within reason: parts along an axis, sequences of a step."""
+
+ByteCount = Annotated[int, Field(lt=1 << 63), BeforeValidator(_bytes)]
 """An integer number of bytes, or text with a unit: ``"80 GiB"``."""
 
-Texts = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(as_tuple)]
 """Several texts; TOML and JSON write a list."""
 
-Counts = Annotated[tuple[int, ...], BeforeValidator(as_tuple)]
+Counts = Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 63)], ...], BeforeValidator(as_tuple)]
 """Several integers; TOML and JSON write a list."""
 
 

@@ -1,0 +1,79 @@
+"""Which run files do the tests of loading start from?"""
+
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from triax.spec.run import Run
+
+Said = dict[str, Any]
+
+
+def smallest() -> Said:
+    """What a run file must say at least."""
+    return {
+        "model": {
+            "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "vocab_size": 257,
+        },
+        "data": {"train": ["corpus.txt"], "seq_len": 32},
+        "train": {"steps": 10, "sequences_per_step": 16},
+    }  # fmt: skip
+
+
+def whole() -> Said:
+    """A run file that says every key there is, each with a value that is not its default."""
+    return {
+        "model": {
+            "hidden_size": 64, "intermediate_size": 129, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 257, "max_position_embeddings": 128,
+            "rms_norm_eps": 1e-6, "rope_theta": 5e5, "tie_word_embeddings": True, "initializer_range": 0.01,
+        },
+        "data": {
+            "train": ["/corpus/a.txt", "/corpus/b.txt"], "format": "text", "extensions": [".txt"], "text_field": "body",
+            "tokenizer": "/tokenizer.json", "seq_len": 32, "attend_across_documents": False, "cache_dir": "/cache",
+        },
+        "train": {"steps": 20, "tokens_per_step": 512, "seed": 7, "timeout_s": 60.0},
+        "optimizer": {
+            "name": "sgd", "beta1": 0.8, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.2, "max_grad_norm": 0.5,
+        },
+        "learning_rate": {
+            "schedule": "wsd", "peak": 1e-4, "warmup_steps": 2, "decay_steps": 5, "final_ratio": 0.2,
+        },
+        "precision": {"compute": "fp32", "master": "fp64", "reduce": "fp64"},
+        "eval": {"every_steps": 4, "sequences": 8},
+        "checkpoint": {"every_steps": 6, "keep": 2, "background": False},
+        "guard": {"check_initial_loss": False, "initial_loss_tolerance": 0.1, "max_skipped_in_a_row": 3},
+        "watch": {"console_every": 2, "tensorboard": False},
+        "layout": {
+            "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",
+            "stages_per_rank": 2, "stage_cuts": [1, 1, 1, 0], "sequences_per_microbatch": 2, "microbatches": 3,
+            "recompute": "full", "order": ["tp", "cp", "dp_shard", "dp_replicate", "pp"],
+        },
+        "cluster": {
+            "servers": 2, "cards_per_server": 8, "device": "h100", "memory_bytes": 1 << 30, "peak_flops": 1e12,
+            "inside_bytes_per_s": 1e9, "across_bytes_per_s": 1e8,
+        },
+    }  # fmt: skip
+
+
+def changed(said: Said, name: str, value: Any) -> Said:
+    """Return a copy of ``said`` in which ``section.key`` is ``value``."""
+    section, key = name.split(".")
+    return {**said, section: {**said.get(section, {}), key: value}}
+
+
+def make_run(**sections: Said) -> Run:
+    """Return the smallest run with the keys of ``sections`` put in."""
+    said = smallest()
+    for name, keys in sections.items():
+        said[name] = {**said.get(name, {}), **keys}
+    return Run.model_validate(said)
+
+
+def write(folder: Path, said: Said, name: str = "run.toml") -> Path:
+    """Write ``said`` as TOML and return the file."""
+    path = folder / name
+    path.write_text(tomli_w.dumps(said), encoding="utf-8")
+    return path

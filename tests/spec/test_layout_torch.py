@@ -1,0 +1,63 @@
+"""Do torch's device meshes put every rank where the layout says it sits?"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.harness.ranks import run_ranks
+from triax.parallel.mesh import build_mesh, data_mesh
+from triax.spec.layout import AXES, Layout
+
+ORDERS = (
+    AXES,
+    tuple(reversed(AXES)),
+    ("tp", "pp", "dp_shard", "cp", "dp_replicate"),
+    ("dp_shard", "cp", "tp", "dp_replicate", "pp"),
+)
+
+
+@contextmanager
+def pretended_rank(rank: int, world: int) -> Iterator[None]:
+    """Be one of many ranks without the others: torch's fake process group answers every collective at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def peers_by_axis(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """The ranks of this rank's groups, as torch made them; ``build_mesh`` itself compares the coordinates."""
+    mesh = build_mesh(layout, "cpu")
+    assert mesh.mesh_dim_names == AXES
+    place = mesh.get_coordinate()
+    assert place is not None
+    found = {axis: tuple(dist.get_process_group_ranks(mesh.get_group(axis))) for axis in AXES}
+    return found | {"place": tuple(place), "data": tuple(data_mesh(mesh).mesh.tolist())}
+
+
+def peers_said(layout: Layout, rank: int) -> dict[str, tuple[int, ...]]:
+    here = layout.coordinate(rank)
+    row = [layout.peers(peer, "dp_shard") for peer in layout.peers(rank, "dp_replicate")]
+    data_peers = sorted((peer for peers in row for peer in peers), key=layout.data_rank)
+    said = {axis: layout.peers(rank, axis) for axis in AXES}
+    return said | {"place": tuple(here), "data": tuple(data_peers)}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_of_a_large_layout_stand_where_torch_puts_them(order: tuple[str, ...]) -> None:
+    layout = Layout.model_validate({"pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 3, "tp": 2, "order": order})
+    assert layout.world_size == 96
+    for rank in range(0, layout.world_size, 5):  # five divides no degree, so every index of every axis comes up
+        with pretended_rank(rank, layout.world_size):
+            assert peers_by_axis(layout) == peers_said(layout, rank)
+
+
+def test_real_ranks_agree() -> None:
+    """On groups of gloo, where a wrong peer list would not even come up."""
+    layout = Layout(pp=2, dp_shard=2, tp=2, order=("tp", "dp_replicate", "pp", "cp", "dp_shard"))
+    found = run_ranks(lambda rank, world: peers_by_axis(layout), layout.world_size)
+    assert found == [peers_said(layout, rank) for rank in range(layout.world_size)]

@@ -1,0 +1,142 @@
+"""What does a user read when a value cannot be as it was said? One sentence for each fault, all of them at once."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from types import UnionType
+from typing import Any, Final, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from triax.errors import BadInput
+from triax.spec.foreign_keys import FOREIGN_KEYS
+from triax.spec.run import Run
+from triax.spec.value import Value
+
+_Said = TypeVar("_Said", bound=Value)
+
+_MOST_SHOWN: Final = 20
+"""Faults in one message: a file with more of them is most likely another kind of file."""
+
+_LONGEST: Final = 400
+"""Characters of one sentence: what was given may be long, and the sentence quotes it."""
+
+_ADVICE: Final[dict[str, str]] = {
+    "int_type": "use a whole number",
+    "int_from_float": "use a whole number",
+    "float_type": "use a number, such as 0.1",
+    "bool_type": "use true or false",
+    "string_type": "use text in quotes",
+    "string_too_short": "use text that is not empty",
+    "string_too_long": "use a text of at most {max_length} characters",
+    "tuple_type": "use a list in square brackets",
+    "too_short": "use a list of at least {min_length}",
+    "finite_number": "use a finite number",
+    "greater_than_equal": "use {ge} or more",
+    "greater_than": "use more than {gt}",
+    "less_than_equal": "use {le} or less",
+    "less_than": "use less than {lt}",
+    "literal_error": "use {expected}",
+    "extra_forbidden": "there is no such key",
+}
+"""What would be legal, by pydantic's name of the fault; the braces are filled from the fault itself."""
+
+
+def validated(kind: type[_Said], said: Mapping[str, Any], origin: str) -> _Said:
+    """Return ``said`` as a value of ``kind``; raise BadInput with one line for each fault, which ``origin`` begins."""
+    faults = list(_unknown_keys(kind, said, ""))
+    if not faults:
+        try:
+            return kind.model_validate(dict(said))
+        except ValidationError as error:
+            faults = [fault for item in error.errors(include_url=False) for fault in _faults(item)]
+    raise BadInput("\n".join(f"{origin}: {fault}" for fault in _shortened(dict.fromkeys(faults))))
+
+
+def _shortened(faults: Iterable[str]) -> list[str]:
+    shown = list(faults)
+    if len(shown) <= _MOST_SHOWN:
+        return shown
+    return [*shown[:_MOST_SHOWN], f"and {len(shown) - _MOST_SHOWN:,} faults more."]
+
+
+def shown(value: Any) -> str:
+    """Return ``value`` as an error message quotes it, in at most 80 characters."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):
+        # Python writes no integer of more than 4300 digits, although it reads one in hexadecimal.
+        return f"(a {type(value).__name__} that cannot be shown)"
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def _unknown_keys(kind: type[BaseModel], said: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield one sentence for each key of ``said`` that ``kind`` does not have, sections within sections included."""
+    for key, value in said.items():
+        field = kind.model_fields.get(key)
+        section = None if field is None else _section_of(field.annotation)
+        if field is None:
+            yield _unknown_key(kind, key, prefix)
+            if isinstance(value, Mapping):
+                yield from _known_elsewhere(value, f"{prefix}{key}.")
+        elif section is not None and isinstance(value, Mapping):
+            yield from _unknown_keys(section, value, f"{prefix}{key}.")
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a field is: ``Cluster`` for the annotation ``Cluster | None``, None for a plain field."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    parts = get_args(annotation) if is_union else (annotation,)
+    return next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+
+
+def _unknown_key(kind: type[BaseModel], key: str, prefix: str) -> str:
+    what = f"unknown key {shown(prefix + key)}"
+    if name := _foreign(key):
+        return f"{what}: that setting is called {name} here."
+    names = list(kind.model_fields)
+    if near := get_close_matches(key[:80].lower(), names, n=1, cutoff=0.6):
+        return f"{what}: did you mean {prefix}{near[0]}?"
+    if name := _elsewhere(key):
+        return f"{what}: did you mean {name}?"
+    where = f"[{prefix.rstrip('.')}]" if prefix else "the file"
+    return f"{what}: {where} knows {', '.join(names)}."
+
+
+def _known_elsewhere(said: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield where to put the keys of another tool's section, as far as they have a place here."""
+    for key in said:
+        if name := _foreign(key):
+            yield f"unknown key {shown(prefix + key)}: that setting is called {name} here."
+        elif name := _elsewhere(key):
+            yield f"unknown key {shown(prefix + key)}: did you mean {name}?"
+
+
+def _foreign(key: str) -> str | None:
+    return FOREIGN_KEYS.get(key[:80].lower().replace("-", "_").lstrip("_"))
+
+
+def _elsewhere(key: str) -> str | None:
+    """Return the full name of a key of a run that is called ``key`` but stands in a section."""
+    for name, field in Run.model_fields.items():
+        section = _section_of(field.annotation)
+        if section is not None and key in section.model_fields:
+            return f"{name}.{key}"
+    return None
+
+
+def _faults(item: Any) -> list[str]:
+    """Return one of pydantic's faults as sentences: which key, what was given, what would be legal."""
+    place, given, context = ".".join(map(str, item["loc"])), item.get("input"), item.get("ctx", {})
+    match item["type"]:
+        case "missing":
+            return [f"{place} is missing: it must be given."]
+        case "value_error":
+            sentences = [sentence[:_LONGEST] for sentence in str(context["error"]).split("\n")]
+            return [f"{place}: {sentence}" if place else sentence for sentence in sentences]
+        case "model_type" | "model_attributes_type" | "dict_type":
+            name = _foreign(place) or f"a key below [{place}]"
+            return [f"{place} = {shown(given)} cannot be: {place} is a section; set {name} instead."]
+        case known if known in _ADVICE:
+            return [f"{place} = {shown(given)} cannot be: {_ADVICE[known].format(**context)}."]
+    message = str(item["msg"])
+    return [f"{place} = {shown(given)} cannot be: {message[:1].lower()}{message[1:]}."]

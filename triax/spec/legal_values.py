@@ -1,0 +1,28 @@
+"""Which legal values lie nearest to what was asked, and how does a sentence offer them?"""
+
+from collections.abc import Iterable
+from math import isqrt
+
+
+def divisors(number: int) -> list[int]:
+    """Return every divisor of a positive number, ascending. Takes sqrt(number) steps."""
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
+
+
+def multiples(unit: int, wanted: int) -> list[int]:
+    """Return the positive multiples of ``unit`` next to ``wanted``: at most one below or equal, and one above."""
+    below = wanted // unit * unit
+    return [multiple for multiple in (below, below + unit) if multiple]
+
+
+def nearest(values: list[int], wanted: int) -> list[int]:
+    """Return of ascending ``values`` the two up to ``wanted`` that are next to it, and the one above."""
+    below = [value for value in values if value <= wanted]
+    return below[-2:] + values[len(below) : len(below) + 1]
+
+
+def either(options: Iterable[object]) -> str:
+    """Return the options as a sentence lists them: ``"1, 2 or 4"``."""
+    *first, last = map(str, options)
+    return f"{', '.join(first)} or {last}" if first else last
