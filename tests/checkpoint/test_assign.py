@@ -87,6 +87,11 @@ def test_a_tensor_without_elements_has_no_blocks() -> None:
         (Holding("F32", (4,), (((0, 3),),)), Holding("F32", (4,), (((2, 4),),)), "once and whole"),
         (Holding("F32", (4,), ()), Holding("F32", (4,), ()), "they hold nothing"),
         (
+            Holding("F32", (2, 2), (((0, 1), (0, 1)),)),
+            Holding("F32", (2, 2), (((1, 2), (1, 2)),)),
+            "once and whole",
+        ),
+        (
             Holding("F32", (2, 2), (((0, 1), (0, 1)), ((1, 2), (0, 2)))),
             Holding("F32", (2, 2), (((0, 1), (1, 2)),)),
             "once and whole",

@@ -210,11 +210,13 @@ def test_tensors_that_cannot_be_said_are_refused_on_all_ranks(
     def refused(rank: int, world: int) -> None:
         mesh = init_device_mesh("cpu", (2,))
         writer = CheckpointWriter(tmp_path, run="toy")
-        with pytest.raises(BadInput, match=says):
-            writer.save(1, tensors(rank, mesh), {})
-        handle = writer.save(1, {"w": torch.ones(2)}, {}, wait=True)
-        assert handle.outcome is not None
-        assert handle.outcome.ok
+        fine = {"fine": torch.ones(2)}
+        for step in (1, 2):
+            with pytest.raises(BadInput, match=says):
+                writer.save(step, fine | tensors(rank, mesh), {})
+            handle = writer.save(step, fine, {}, wait=True)
+            assert handle.outcome is not None
+            assert handle.outcome.ok
 
     run_ranks(refused, 2)
 

@@ -114,9 +114,8 @@ def commit(
             for name, share in shares.items()
         },
     )
-    # What the manifest counts on comes to the disk before it; the shards have been brought there by their writers.
+    # What the manifest counts on is on the disk before it. Shards and their names were brought there by their writers.
     sync_file(ticket.folder / MARKER)
-    sync_folder(ticket.folder)
     sync_folder(ticket.folder.parent)
     write_atomically(ticket.folder / MANIFEST, write_manifest(manifest))
 
