@@ -81,9 +81,10 @@ def within(name: str, package: str) -> bool:
 
 
 def runs_on_import(source: ast.AST) -> Iterator[ast.AST]:
-    """Every node of a module outside its functions."""
+    """Every node of a module outside its functions and outside what only a type checker reads."""
     for node in ast.iter_child_nodes(source):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        is_for_types = isinstance(node, ast.If) and dotted(node.test) == "TYPE_CHECKING"
+        if not is_for_types and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield node
             yield from runs_on_import(node)
 
@@ -142,7 +143,7 @@ def found(check: Callable[[Path], Iterator[str]]) -> list[str]:
 
 def test_every_room_is_in_the_law() -> None:
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert rooms <= LAW.keys(), "a new room needs its line in the law, here and in pyproject.toml"
+    assert rooms <= LAW.keys() | set(ENTRY), "a new room needs its line in the law, here and in pyproject.toml"
 
 
 def test_imports_keep_the_law() -> None:

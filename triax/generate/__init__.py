@@ -1,1 +1,1 @@
-"""How does the trained model write text?"""
+"""The same network, forward only."""

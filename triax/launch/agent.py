@@ -8,23 +8,29 @@ import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import signal
 import tempfile
 from collections.abc import Callable
+from typing import Final, TypeVar
 
 from triax.errors import TriaxError
 
-_REQUEUE = 75
+Order = TypeVar("Order")
+
+REQUEUE: Final = 75
 """Exit code of a worker that was asked to stop and saved its state (EX_TEMPFAIL)."""
 
 
-def warm_up(*modules: str) -> None:
-    """Begin to import ``modules`` in the process that workers will be forked from; returns at once."""
+def warm_up(*modules: str, num_ranks: int) -> None:
+    """Begin to import ``modules`` in the process that ``num_ranks`` workers will be forked from; returns at once."""
+    # Read when torch is imported: the ranks share the cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // num_ranks, 1)))
     multiprocessing.set_forkserver_preload(list(modules))
     multiprocessing.forkserver.ensure_running()
 
 
-def run_workers(work: Callable[..., None], arguments: tuple[str, ...], num_ranks: int, shutdown_s: int) -> int:
-    """Run ``work(*arguments)`` in ``num_ranks`` local processes as ranks of one group; return the exit code.
+def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shutdown_s: int) -> int:
+    """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return the exit code.
 
     0: all ended well. Otherwise the code of the worker that failed first: 2 bad input, 3 stopped by the guard, 75 asked
     to stop and saved, 1 anything else. SIGTERM and SIGINT to this process reach every worker, which has ``shutdown_s``
@@ -32,13 +38,12 @@ def run_workers(work: Callable[..., None], arguments: tuple[str, ...], num_ranks
     """
     # torchelastic's shared store serves a restarted rank the addresses of the attempt before (pytorch#135712).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // num_ranks, 1)))
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence("torch.distributed.elastic", "torch.multiprocessing.spawn")
     with tempfile.TemporaryDirectory(prefix="triax-") as scratch:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id="triax", max_restarts=0,
@@ -46,20 +51,32 @@ def run_workers(work: Callable[..., None], arguments: tuple[str, ...], num_ranks
             logs_specs=DefaultLogsSpecs(log_dir=scratch), shutdown_timeout=shutdown_s, local_addr="localhost",
         )  # fmt: skip
         try:
-            elastic_launch(config, work)(*arguments)
+            elastic_launch(config, work)(order)
         except ChildFailedError as error:
-            return _exit_code(error)
+            return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException:
-            return _REQUEUE
+            return REQUEUE
     return 0
 
 
-def _exit_code(error: "Exception") -> int:
-    failures = getattr(error, "failures", {})
-    first = min(failures.values(), key=lambda failure: failure.timestamp)
-    if first.exitcode < 0:
+def _silence(*prefixes: str) -> None:
+    """Keep torchelastic from telling in its own words what triax tells in one sentence; its modules set levels of their
+    own when they are imported."""
+    for name in list(logging.Logger.manager.loggerDict):
+        if name.startswith(prefixes):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _exit_code(codes: "dict[int, int]") -> int:
+    """Return the exit code that tells most, given that of each failed rank; a rank that was killed is named."""
+    for code in (2, 3, REQUEUE):
+        if code in codes.values():
+            return code
+    killed = {rank: -code for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
+    if killed:
+        rank, number = next(iter(killed.items()))
         raise TriaxError(
-            f"rank {min(failures, key=lambda rank: failures[rank].timestamp)} was killed by signal {-first.exitcode}; "
-            f"start the same command again to go on from the newest checkpoint."
+            f"rank {rank} was killed by {signal.Signals(number).name}; start the same command again to go on from the "
+            f"newest checkpoint."
         )
-    return int(first.exitcode)
+    return 1

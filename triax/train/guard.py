@@ -42,11 +42,9 @@ class Judgement:
 class Guard:
     """Judges each step; remembers how many were skipped in a row."""
 
-    def __init__(self, spec: GuardSpec, model: ModelSpec, *, is_fresh: bool) -> None:
-        """``is_fresh``: weights are random, so the first loss must be that of guessing."""
+    def __init__(self, spec: GuardSpec, model: ModelSpec) -> None:
         self._spec = spec
         self._vocab_size = model.vocab_size
-        self._checks_first_loss = is_fresh and spec.check_initial_loss
         self.skipped_in_a_row = 0
 
     def judge(self, report: StepReport) -> Judgement:
@@ -62,20 +60,19 @@ class Guard:
                 )
             return Judgement("skip", f"{what}: not finite, the update was left out.")
         self.skipped_in_a_row = 0
-        if self._checks_first_loss:
-            self._checks_first_loss = False
-            return self._judge_first(report)
         return Judgement("commit")
 
-    def _judge_first(self, report: StepReport) -> Judgement:
-        """Random weights guess: their loss is ln(V). A wrong scale of the loss or of the weights shows here."""
+    def judge_guess(self, loss: float) -> Judgement:
+        """Return whether random weights guess as they must: their loss against random labels is ln(V).
+
+        A wrong scale of the loss (a mean of means, a factor of the number of ranks) or of the weights shows here.
+        """
         expected = math.log(self._vocab_size)
-        off = abs(report.loss - expected) / expected
-        if off <= self._spec.initial_loss_tolerance:
+        if abs(loss - expected) <= self._spec.initial_loss_tolerance * expected:
             return Judgement("commit")
         return Judgement(
             "stop",
-            f"the first loss is {report.loss:.4f}, and random weights must give about ln({self._vocab_size}) = "
+            f"random weights guess with a loss of {loss:.4f}, and it must be about ln({self._vocab_size}) = "
             f"{expected:.4f} (within {self._spec.initial_loss_tolerance:.0%}): check model.initializer_range, or set "
             f"guard.check_initial_loss = false if this is meant.",
         )

@@ -1,9 +1,12 @@
 """How do gradients change weights: fused AdamW (or SGD) on this rank's shards, and nothing where numbers are not finite."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.sgd import sgd
 
 from triax.nn.decoder import Decoder
 from triax.spec.model import ModelSpec
@@ -57,5 +60,25 @@ class Optimizer:
 
 def _torch_optimizer(groups: list[dict[str, object]], spec: OptimizerSpec) -> torch.optim.Optimizer:
     if spec.name == "sgd":
-        return torch.optim.SGD(groups, lr=0.0, fused=True)
+        return _ShardedSGD(groups, lr=0.0, fused=True)
     return torch.optim.AdamW(groups, lr=0.0, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+
+
+class _ShardedSGD(torch.optim.SGD):
+    """torch's fused SGD on the shards themselves: unlike AdamW's, its kernel has no rule for DTensors."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            sgd(
+                [_local(parameter) for parameter in moved],
+                [_local(parameter.grad) for parameter in moved],
+                [None] * len(moved),
+                weight_decay=group["weight_decay"], momentum=0.0, lr=group["lr"], dampening=0.0, nesterov=False,
+                maximize=False, fused=True, found_inf=self.found_inf,
+            )  # fmt: skip
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

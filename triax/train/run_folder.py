@@ -79,7 +79,9 @@ class RunFolder:
             if run_text:
                 write_atomically(self.path / "run.toml", run_text)
             write_atomically(self.path / "resolved.toml", _resolved_toml(plan))
-            write_atomically(self.path / "cluster.toml", tomli_w.dumps(_without_none(plan.cluster.model_dump(mode="json"))))
+            write_atomically(
+                self.path / "cluster.toml", tomli_w.dumps(without_none(plan.cluster.model_dump(mode="json")))
+            )
             write_atomically(self.plan, json.dumps(plan_as_json(plan), indent=1) + "\n")
             self.stopped.unlink(missing_ok=True)
         except OSError as error:
@@ -114,13 +116,13 @@ def _resolved_toml(plan: Plan) -> str:
     header = f"# Every value of this run, defaults included. fingerprint = {plan.fingerprint}\n"
     said = plan.run.model_dump(mode="json") | {"layout": plan.layout.model_dump(mode="json")}
     said["cluster"] = plan.cluster.model_dump(mode="json")
-    return header + tomli_w.dumps(_without_none(said))
+    return header + tomli_w.dumps(without_none(said))
 
 
-def _without_none(value: Any) -> Any:
-    """TOML has no null: an absent key says the same."""
+def without_none(value: Any) -> Any:
+    """Return plain values for TOML, which has no null: an absent key says the same."""
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        return {key: without_none(item) for key, item in value.items() if item is not None}
     return value
 
 

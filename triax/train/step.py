@@ -1,6 +1,6 @@
 """What is one step? Count tokens, run the schedule, agree on loss and norm, and update unless a number is not finite."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,8 +117,21 @@ class Stepper:
         mine = []
         for first in range(self._data_rank * layout.sequences_per_microbatch, _round_up(total, per_round), per_round):
             mine.append(self._batches.eval_batch(first, layout.sequences_per_microbatch))
-        count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in mine)
-        loss_sum = evaluate(self._stage, [DeviceBatch.of(batch, self._device) for batch in mine])
+        return self._mean_loss(mine)
+
+    def loss_of_guessing(self, first_sample: int) -> float:
+        """Return the loss of the step's first microbatch against labels drawn at random.
+
+        Random, since real text repeats itself, and tied embeddings know that from the start.
+        """
+        batch = self.read_batches(first_sample)[0]
+        random = np.random.default_rng((self._run.train.seed, self._data_rank))
+        guesses = random.integers(0, self._run.model.vocab_size, batch.labels.shape)
+        return self._mean_loss([replace(batch, labels=np.where(batch.labels == IGNORE_INDEX, IGNORE_INDEX, guesses))])
+
+    def _mean_loss(self, batches: "list[Batch]") -> float:
+        count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
+        loss_sum = evaluate(self._stage, [DeviceBatch.of(batch, self._device) for batch in batches])
         sums = torch.stack((loss_sum, torch.tensor(float(count), dtype=torch.float64, device=self._device)))
         dist.all_reduce(sums, group=self._group)
         return float(sums[0] / sums[1])

@@ -1,0 +1,263 @@
+"""The run from its first step to its last: read, step, judge, save, tell."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from triax.checkpoint.save import CheckpointWriter
+from triax.data.batch import Batches, batches_of
+from triax.data.store import TokenStore
+from triax.errors import Preempted, StoppedByGuard, TriaxError
+from triax.parallel.launch import Process
+from triax.parallel.mesh import build_mesh, data_mesh
+from triax.parallel.place import initialise, place
+from triax.spec.flops import mean_attended
+from triax.spec.plan import Plan
+from triax.spec.run import Run
+from triax.spec.schedule import build
+from triax.spec.weights import num_parameters
+from triax.train.guard import Guard, Judgement, StepReport
+from triax.train.learning_rate import learning_rate
+from triax.train.optimizer import Optimizer
+from triax.train.reporter import Reporter
+from triax.train.run_folder import RunFolder, write_atomically
+from triax.train.saver import Saver
+from triax.train.state import TrainState, restore, tensors_of
+from triax.train.step import PendingReport, Stepper
+from triax.units import format_count
+from triax.watch.metrics import StepRecord
+
+_ATTENTION_SAMPLE = 256
+"""Sequences whose documents are measured to know how far attention reaches."""
+
+
+def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *, quiet: bool = False) -> None:
+    """Train ``plan`` from the newest checkpoint in ``folder`` (or from the start) to its last step.
+
+    Raises Preempted where a signal asked to stop and the state was saved, StoppedByGuard where numbers cannot be right,
+    BadInput where the folder's checkpoints cannot be gone on from.
+    """
+    run, layout = plan.run, plan.layout
+    mesh = build_mesh(layout, process.device.type)
+    stages = place(run.model, layout, run.precision, mesh, process.device)
+    optimizer = Optimizer(stages, run.model, run.optimizer, process.device)
+    batches = batches_of(
+        tokens, seq_len=run.data.seq_len, attend_across_documents=run.data.attend_across_documents,
+        eval_sequences=run.eval.sequences, seed=run.train.seed,
+    )  # fmt: skip
+    table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+    stepper = Stepper(
+        run, layout, table, stages[0], optimizer, batches, data_mesh(mesh).get_group(), layout.data_rank(process.rank),
+        process.device,
+    )  # fmt: skip
+    disk_group = dist.new_group(backend="gloo")
+    data_fingerprint = tokens.index.fingerprint
+    state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
+    if checkpoint is None:
+        initialise(stages, run.model, run.train.seed)
+    writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
+    with Reporter(plan, folder, process, _attended(batches), quiet=quiet) as reporter, _stop_signals() as asked:
+        for reason in passed_over:
+            reporter.warn(reason)
+            reporter.event("checkpoint_refused", state.step, {"reason": reason})
+        reporter.say(_opening(plan, process, batches, state))
+        reporter.event("start" if checkpoint is None else "resume", state.step, {"layout": layout.describe()})
+        guard = Guard(run.guard, run.model)
+        if checkpoint is None and run.guard.check_initial_loss:
+            _stop_unless_committed(guard.judge_guess(stepper.loss_of_guessing(state.next_sample)))
+        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, reporter)
+        reads_late = process.device.type == "cuda"
+        _Loop(run, folder, stepper, batches, guard, reporter, saver, asked, reads_late, state).run()
+
+
+def _stop_unless_committed(judgement: Judgement) -> None:
+    if judgement.verdict == "stop":
+        raise StoppedByGuard(judgement.reason)
+
+
+def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) -> str:
+    run = plan.run
+    lines = [
+        f"{format_count(num_parameters(run.model))} parameters, {format_count(run.tokens_per_step)} tokens a step, "
+        f"{run.train.steps} steps, {format_count(batches.sequences.store.index.num_tokens)} tokens of text "
+        f"(run {plan.fingerprint})",
+        f"layout: {plan.layout.describe()}, {plan.layout.microbatches} microbatches of "
+        f"{plan.layout.sequences_per_microbatch} x {run.data.seq_len} tokens on {process.world_size} ranks",
+    ]
+    if state.step:
+        rate = learning_rate(state.step, run.learning_rate, run.train.steps)
+        lines.append(
+            f"resumed: step {state.step}, {format_count(state.tokens)} tokens, next sample {state.next_sample} (epoch "
+            f"{batches.epoch(state.next_sample):.2f}), lr {rate:.2e}; weights and optimizer state restored"
+        )
+    return "\n".join(lines)
+
+
+def _attended(batches: Batches) -> float:
+    """Return how many positions a token attends to on average, over sequences from all of the corpus."""
+    sequences = batches.sequences
+    if batches.sequences.attend_across_documents:
+        return mean_attended([sequences.seq_len])
+    stride = max(len(sequences) // _ATTENTION_SAMPLE, 1)
+    rows = (sequences[index].document_lengths for index in range(0, len(sequences), stride))
+    return mean_attended(int(length) for row in rows for length in row)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Whether a signal asked this rank to stop; a handler may do no more than set it."""
+
+    stop: bool = False
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Asked]:
+    """Turn SIGTERM, SIGINT and SIGUSR1 (Slurm's notice before pre-emption) into a wish, for the body of the ``with``."""
+    asked = _Asked()
+
+    def ask(_signal: int, _frame: Any) -> None:
+        asked.stop = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step that was taken and not judged yet."""
+
+    report: PendingReport
+    first_sample: int
+    data_s: float
+
+
+@dataclass(slots=True)
+class _Loop:
+    """The moving part of a run: its state and the step that is not judged yet.
+
+    Where the device works behind the host's back (``reads_late``), a step's numbers are read when the next step is
+    enqueued, so that the device never waits. Whether a step's update stands was decided on the device; what the host
+    decides (to save, to stop) comes after the read.
+    """
+
+    run_spec: Run
+    folder: RunFolder
+    stepper: Stepper
+    batches: Batches
+    guard: Guard
+    reporter: Reporter
+    saver: Saver
+    asked: _Asked
+    reads_late: bool
+    state: TrainState
+    wants_stop: bool = False
+    pending: _Pending | None = None
+    mark_s: float = field(default_factory=time.perf_counter)
+    """When the last step was read."""
+
+    def run(self) -> None:
+        """Step until the last step, a wish to stop, or a verdict that says stop; save at the end."""
+        run = self.run_spec
+        first = saved = self.state.step
+        while self.state.step < run.train.steps and not self.wants_stop:
+            self._take_step()
+            self.saver.poll()
+            done = self.state.step
+            is_eval_due, is_save_due = (
+                _is_due(done, every) for every in (run.eval.every_steps, run.checkpoint.every_steps)
+            )
+            if not self.reads_late or is_eval_due or is_save_due or done in (first + 1, run.train.steps):
+                self._settle(with_eval=is_eval_due)
+            if is_save_due and done < run.train.steps:
+                self.saver.save(self.state, wait=not run.checkpoint.background)
+                saved = done
+        self._settle(with_eval=False)
+        if saved != self.state.step:
+            self.saver.save(self.state, wait=True)
+        self.saver.finish()
+        self._end()
+
+    def _take_step(self) -> None:
+        run, state = self.run_spec, self.state
+        started_s = time.perf_counter()
+        batches = self.stepper.read_batches(state.next_sample)
+        data_s = time.perf_counter() - started_s
+        report = self.stepper.take(state.step, batches, asks_stop=self.asked.stop)
+        self._settle(with_eval=False)
+        self.pending = _Pending(report, state.next_sample, data_s)
+        self.state = TrainState(
+            step=state.step + 1,
+            tokens=state.tokens + run.tokens_per_step,
+            next_sample=state.next_sample + run.sequences_per_step,
+        )
+
+    def _settle(self, *, with_eval: bool) -> None:
+        """Read, judge and tell the step that is not judged yet, if there is one."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        report = pending.report.read()
+        step_s = time.perf_counter() - self.mark_s
+        judgement = self.guard.judge(report)
+        eval_loss = self.stepper.evaluate() if with_eval else None
+        self.mark_s = time.perf_counter()
+        self._tell(report, pending, step_s, eval_loss)
+        self.wants_stop = self.wants_stop or report.wants_stop
+        if judgement.verdict != "commit":
+            self.reporter.event(judgement.verdict, report.step, {"reason": judgement.reason})
+        _stop_unless_committed(judgement)
+        if judgement.verdict == "skip":
+            self.reporter.warn(judgement.reason)
+
+    def _tell(self, report: StepReport, pending: _Pending, step_s: float, eval_loss: float | None) -> None:
+        run = self.run_spec
+        reading = self.reporter.meter.read()
+        self.reporter.step(
+            StepRecord(
+                step=report.step + 1,
+                tokens=(report.step + 1) * run.tokens_per_step,
+                loss=report.loss,
+                grad_norm=report.grad_norm,
+                lr=learning_rate(report.step, run.learning_rate, run.train.steps),
+                tokens_in_step=run.tokens_per_step,
+                step_s=step_s,
+                data_s=pending.data_s,
+                checkpoint_stall_s=self.saver.take_stall_s(),
+                peak_active_bytes=reading.peak_active_bytes,
+                peak_reserved_bytes=reading.peak_reserved_bytes,
+                utilization=reading.utilization,
+                sample_hash=self.batches.step_hash(pending.first_sample, run.sequences_per_step),
+                eval_loss=eval_loss,
+            )
+        )
+
+    def _end(self) -> None:
+        step, last = self.state.step, self.run_spec.train.steps
+        if self.saver.failure:
+            raise TriaxError(
+                f"step {step} was trained and could not be saved: {self.saver.failure}; the checkpoints before it still "
+                f"stand, and the same command goes on from the newest."
+            )
+        if step >= last:
+            self.reporter.event("done", step)
+            self.reporter.say(f"done: {step} steps, state in {self.folder.checkpoints}")
+            return
+        if self.reporter.is_voice:
+            write_atomically(self.folder.stopped, f'{{"step": {step}}}\n')
+        self.reporter.event("stop", step, {"reason": "asked to stop"})
+        raise Preempted(
+            f"stopped after step {step} of {last} as asked, state saved; the same command goes on from here."
+        )
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

@@ -1,0 +1,84 @@
+"""How does a run tell what it does: one voice for all ranks, many ears."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from triax.parallel.launch import Process
+from triax.parallel.shard import DTYPES
+from triax.spec.flops import flops_per_token
+from triax.spec.plan import Plan
+from triax.train.run_folder import RunFolder
+from triax.watch.console import Console
+from triax.watch.device import DeviceMeter, device_peak
+from triax.watch.metrics import PeakCheck, StepRecord, to_metrics
+from triax.watch.record import RunLog
+from triax.watch.sinks import Sink, TensorBoardSink, Unfailing
+
+
+class Reporter:
+    """Writes metrics and events, and shows them. Rank 0 speaks; the other ranks only sign events of their own."""
+
+    def __init__(self, plan: Plan, folder: RunFolder, process: Process, attended: float, *, quiet: bool) -> None:
+        """``attended``: mean number of positions a token attends to, for the FLOPs of attention."""
+        run = plan.run
+        self.is_voice = process.rank == 0
+        self._flops_per_token = flops_per_token(run.model, attended)
+        self._num_devices = process.world_size
+        self._log = RunLog(folder.path, rank=process.rank, coordinate=plan.layout.coordinate(process.rank)._asdict())
+        self._sinks: list[Sink] = []
+        self._console: Console | None = None
+        # On every rank at once: local ranks that share cores also share their peak.
+        self._peak = device_peak(plan.cluster.peak_flops, process.device, DTYPES[run.precision.compute])
+        if self.is_voice:
+            self._console = Console(run.train.steps, every=run.watch.console_every, quiet=quiet)
+            if run.watch.tensorboard:
+                self._sinks.append(Unfailing(TensorBoardSink(folder.path / "tensorboard"), "TensorBoard"))
+        self._peak_check = PeakCheck(self._peak)
+        self.meter = DeviceMeter(process.device)
+
+    def step(self, record: StepRecord) -> None:
+        """Write and show one step."""
+        if not self.is_voice:
+            return
+        metrics = to_metrics(
+            record, flops_per_token=self._flops_per_token, num_devices=self._num_devices, peak=self._peak
+        )
+        warning = self._peak_check.warning(metrics)
+        if warning:
+            self.warn(warning)
+        self._log.write(metrics)
+        if self._console is not None:
+            self._console.write(metrics)
+        for sink in self._sinks:
+            sink.write(metrics)
+
+    def event(self, kind: str, step: int, detail: Mapping[str, object] | None = None) -> None:
+        """Write that ``kind`` happened after ``step`` updates."""
+        if self.is_voice:
+            self._log.event(kind, step=step, detail=detail)
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        if self._console is not None:
+            self._console.say(text)
+
+    def warn(self, text: str) -> None:
+        """Show a line that even a quiet run must not hide."""
+        if self.is_voice:
+            logging.getLogger("triax").warning(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with ExitStack() as closing:
+            closing.callback(self._log.close)
+            if self._console is not None:
+                closing.callback(self._console.close)
+            for sink in self._sinks:
+                closing.callback(sink.close)

@@ -1,0 +1,64 @@
+"""When the state of a run is saved, what goes to disk, and who hears how it went?"""
+
+import time
+from collections.abc import Sequence
+
+from triax.checkpoint.save import CheckpointWriter, SaveOutcome
+from triax.nn.decoder import Decoder
+from triax.spec.plan import Plan
+from triax.train.optimizer import Optimizer
+from triax.train.reporter import Reporter
+from triax.train.state import TrainState, extra_of, tensors_of
+
+
+class Saver:
+    """Saves states of one run. A save that fails is told, and training goes on."""
+
+    def __init__(
+        self, writer: CheckpointWriter, stages: Sequence[Decoder], optimizer: Optimizer, plan: Plan,
+        data_fingerprint: str, reporter: Reporter,
+    ) -> None:  # fmt: skip
+        self._writer, self._plan, self._reporter = writer, plan, reporter
+        self._stages, self._optimizer = stages, optimizer
+        self._data_fingerprint = data_fingerprint
+        self._stall_s = 0.0
+        self.newest_step = 0
+        """The newest step that this session has brought to disk; 0 where none."""
+        self.failure = ""
+        """Why the newest save failed; empty where it did not."""
+
+    def save(self, state: TrainState, *, wait: bool) -> None:
+        """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
+        started_s = time.perf_counter()
+        extra = extra_of(state, self._plan, self._data_fingerprint)
+        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra, wait)
+        self._tell(handle.previous)
+        self._tell(handle.outcome)
+        self._stall_s += time.perf_counter() - started_s
+
+    def poll(self) -> None:
+        """Tell how the save in flight ended, if it did; does not wait."""
+        self._tell(self._writer.poll())
+
+    def finish(self) -> None:
+        """Wait for the save in flight."""
+        self._tell(self._writer.finish())
+
+    def take_stall_s(self) -> float:
+        """Return for how many seconds saving has kept training waiting since the last call."""
+        stall_s, self._stall_s = self._stall_s, 0.0
+        return stall_s
+
+    def _tell(self, outcome: SaveOutcome | None) -> None:
+        if outcome is None:
+            return
+        self.failure = "" if outcome.ok else outcome.reason
+        if outcome.ok:
+            self.newest_step = outcome.step
+            detail = {"seconds": outcome.seconds, "stall_seconds": outcome.stall_seconds, "bytes": outcome.bytes}
+            self._reporter.event("save", outcome.step, detail)
+            if outcome.reason:
+                self._reporter.warn(f"step {outcome.step} is saved, but {outcome.reason}.")
+        else:
+            self._reporter.event("save_failed", outcome.step, {"reason": outcome.reason})
+            self._reporter.warn(f"step {outcome.step} was not saved: {outcome.reason}; training goes on.")
