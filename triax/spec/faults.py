@@ -1,7 +1,8 @@
 """What does a user read when a value cannot be as it was said? One sentence for each fault, all of them at once."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from itertools import islice
 from types import UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin
 
@@ -26,6 +27,7 @@ _ADVICE: Final[dict[str, str]] = {
     "float_type": "use a number, such as 0.1",
     "bool_type": "use true or false",
     "string_type": "use text in quotes",
+    "string_unicode": "use text that UTF-8 can write",
     "string_too_short": "use text that is not empty",
     "string_too_long": "use a text of at most {max_length} characters",
     "tuple_type": "use a list in square brackets",
@@ -43,20 +45,16 @@ _ADVICE: Final[dict[str, str]] = {
 
 def validated(kind: type[_Said], said: Mapping[str, Any], origin: str) -> _Said:
     """Return ``said`` as a value of ``kind``; raise BadInput with one line for each fault, which ``origin`` begins."""
-    faults = list(_unknown_keys(kind, said, ""))
+    faults = list(islice(_unknown_keys(kind, said, ""), _MOST_SHOWN + 1))
     if not faults:
         try:
             return kind.model_validate(dict(said))
         except ValidationError as error:
             faults = [fault for item in error.errors(include_url=False) for fault in _faults(item)]
-    raise BadInput("\n".join(f"{origin}: {fault}" for fault in _shortened(dict.fromkeys(faults))))
-
-
-def _shortened(faults: Iterable[str]) -> list[str]:
-    shown = list(faults)
-    if len(shown) <= _MOST_SHOWN:
-        return shown
-    return [*shown[:_MOST_SHOWN], f"and {len(shown) - _MOST_SHOWN:,} faults more."]
+    told = list(dict.fromkeys(faults))
+    if len(told) > _MOST_SHOWN:
+        told[_MOST_SHOWN:] = ["there are more faults."]
+    raise BadInput("\n".join(f"{origin}: {fault}" for fault in told))
 
 
 def shown(value: Any) -> str:
@@ -126,7 +124,8 @@ def _elsewhere(key: str) -> str | None:
 
 def _faults(item: Any) -> list[str]:
     """Return one of pydantic's faults as sentences: which key, what was given, what would be legal."""
-    place, given, context = ".".join(map(str, item["loc"])), item.get("input"), item.get("ctx", {})
+    place, given, context = ".".join(map(str, item["loc"])), item["input"], item.get("ctx", {})
+    given = list(given) if isinstance(given, tuple) else given  # as the user wrote it
     match item["type"]:
         case "missing":
             return [f"{place} is missing: it must be given."]

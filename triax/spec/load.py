@@ -21,7 +21,8 @@ _LARGEST_TOML_BYTES: Final = 1 << 20
 _LARGEST_JSON_BYTES: Final = 1 << 26
 """A plan lists the layouts that were not chosen, about a kilobyte each."""
 
-_LONG_KEY: Final = re.compile(r"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
+_KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32,}}+{_KEY_PART}[=\]]")
 """A key of so many parts: no section is that deep, and reading one takes time in the square of its parts."""
 
 _LAYOUT_WORD: Final = re.compile(r"[^\s,\[]+(?:\[[^\]]*\]?)?")

@@ -1,0 +1,166 @@
+"""Does the fingerprint of a run name the mathematics, all of it and nothing else?"""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.spec.run_files import Said, changed, make_run, whole
+from triax.spec.run import Run
+
+MATHEMATICS: Said = {
+    "model.hidden_size": 128,
+    "model.intermediate_size": 130,
+    "model.num_hidden_layers": 4,
+    "model.num_attention_heads": 8,
+    "model.num_key_value_heads": 1,
+    "model.head_dim": 12,
+    "model.vocab_size": 258,
+    "model.max_position_embeddings": 256,
+    "model.rms_norm_eps": 1e-5,
+    "model.rope_theta": 1e4,
+    "model.tie_word_embeddings": False,
+    "model.initializer_range": 0.02,
+    "data.format": "jsonl",
+    "data.extensions": [".md"],
+    "data.text_field": "text",
+    "data.seq_len": 64,
+    "data.attend_across_documents": True,
+    "train.tokens_per_step": 1024,
+    "train.seed": 8,
+    "optimizer.name": "adamw",
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.95,
+    "optimizer.eps": 1e-8,
+    "optimizer.weight_decay": 0.1,
+    "optimizer.max_grad_norm": 1.0,
+    "learning_rate.schedule": "cosine",
+    "learning_rate.peak": 3e-4,
+    "learning_rate.warmup_steps": 3,
+    "learning_rate.decay_steps": 6,
+    "learning_rate.final_ratio": 0.1,
+    "precision.compute": "bf16",
+    "precision.master": "fp32",
+    "precision.reduce": "fp32",
+    "eval.sequences": 16,
+}
+"""Another value for every key that changes losses."""
+
+HABITS: Said = {
+    "data.train": ["/elsewhere"],
+    "data.tokenizer": "/elsewhere/tokenizer.json",
+    "data.cache_dir": "/elsewhere",
+    "train.steps": 200,
+    "train.timeout_s": 5.0,
+    "eval.every_steps": 5,
+    "checkpoint.every_steps": 7,
+    "checkpoint.keep": 9,
+    "checkpoint.background": True,
+    "guard.check_initial_loss": True,
+    "guard.initial_loss_tolerance": 0.2,
+    "guard.max_skipped_in_a_row": 4,
+    "watch.console_every": 3,
+    "watch.tensorboard": True,
+    "layout.pp": 1,
+    "layout.dp_replicate": 1,
+    "layout.dp_shard": 1,
+    "layout.cp": 1,
+    "layout.tp": 1,
+    "layout.ep": 1,
+    "layout.zero": 3,
+    "layout.schedule": "1F1B",
+    "layout.stages_per_rank": 1,
+    "layout.stage_cuts": [3],
+    "layout.sequences_per_microbatch": 1,
+    "layout.microbatches": 1,
+    "layout.recompute": "none",
+    "layout.order": ["pp", "dp_replicate", "dp_shard", "cp", "tp"],
+    "cluster.servers": 1,
+    "cluster.cards_per_server": 1,
+    "cluster.device": "cpu",
+    "cluster.memory_bytes": 1,
+    "cluster.peak_flops": 1.0,
+    "cluster.inside_bytes_per_s": 1.0,
+    "cluster.across_bytes_per_s": 1.0,
+}
+"""Another value for every key that changes only where, how fast and how long."""
+
+
+def test_each_key_is_mathematics_or_habit() -> None:
+    """A new key must be put into one of the two, and a run file with every key must be kept whole."""
+    keys = {f"{section}.{key}" for section, said in whole().items() for key in said}
+    assert keys == (MATHEMATICS.keys() | HABITS.keys())
+    fields = {f"{name}.{key}" for name, value in Run.model_validate(whole()) for key in type(value).model_fields}
+    assert fields == keys | {"train.sequences_per_step"}
+
+
+@pytest.mark.parametrize("name", MATHEMATICS)
+def test_mathematics_change_the_fingerprint(name: str) -> None:
+    before, after = Run.model_validate(whole()), Run.model_validate(changed(whole(), name, MATHEMATICS[name]))
+    assert after != before
+    assert after.fingerprint != before.fingerprint
+
+
+@pytest.mark.parametrize("name", HABITS)
+def test_habits_do_not(name: str) -> None:
+    before, after = Run.model_validate(whole()), Run.model_validate(changed(whole(), name, HABITS[name]))
+    assert after != before
+    assert after.fingerprint == before.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"train": {"sequences_per_step": 16}}, {"train": {"sequences_per_step": None, "tokens_per_step": 512}}),
+        ({}, {"model": {"num_key_value_heads": 4}}),
+        ({}, {"model": {"head_dim": 16}}),
+        ({"learning_rate": {"peak": 1}}, {"learning_rate": {"peak": 1.0}}),
+        ({}, {"optimizer": {"name": "adamw"}, "cluster": {"servers": 4}}),
+    ],
+)
+def test_the_same_said_otherwise_has_the_same_fingerprint(one: dict[str, Said], other: dict[str, Said]) -> None:
+    assert make_run(**one).fingerprint == make_run(**other).fingerprint
+
+
+def test_sizes_of_a_step() -> None:
+    run = make_run(train={"sequences_per_step": None, "tokens_per_step": "2_048"})
+    assert (run.sequences_per_step, run.tokens_per_step) == (64, 2048)
+    assert make_run().tokens_per_step == 16 * 32
+
+
+def faults(**sections: Said) -> list[str]:
+    with pytest.raises(ValidationError) as refusal:
+        make_run(**sections)
+    return str(refusal.value.errors()[0]["msg"]).removeprefix("Value error, ").split("\n")
+
+
+def test_sections_that_contradict_each_other_are_told_together() -> None:
+    assert faults(
+        model={"max_position_embeddings": 16},
+        train={"sequences_per_step": None, "tokens_per_step": 100},
+        learning_rate={"warmup_steps": 11},
+    ) == [
+        "data.seq_len=32 is longer than model.max_position_embeddings=16: use at most 16, or raise the limit to 32.",
+        "train.tokens_per_step=100 is not a multiple of data.seq_len=32: use 96 or 128.",
+        "learning_rate.warmup_steps=11 is more than train.steps=10: the peak would never be reached; use at most 10.",
+    ]
+
+
+@pytest.mark.parametrize("tokens", [96, 128])
+def test_offered_sizes_are_legal(tokens: int) -> None:
+    assert make_run(train={"sequences_per_step": None, "tokens_per_step": tokens}).tokens_per_step == tokens
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"train": {"tokens_per_step": 512}}, "exactly one of sequences_per_step and tokens_per_step"),
+        ({"train": {"sequences_per_step": None}}, "exactly one of sequences_per_step and tokens_per_step"),
+        ({"train": {"sequences_per_step": None, "tokens_per_step": 32 << 21}}, "at most 1048576: use at most 33554432"),
+        ({"precision": {"compute": "fp64"}}, "master=fp32 is narrower than compute=fp64: use fp64"),
+        ({"precision": {"reduce": "bf16", "compute": "fp32"}}, "reduce=bf16 is narrower than compute=fp32: use fp32"),
+        ({"eval": {"every_steps": 5}}, "every_steps=5 has nothing to measure: give sequences"),
+    ],
+)
+def test_sections_that_contradict_themselves(sections: dict[str, Any], words: str) -> None:
+    assert words in faults(**sections)[0]
