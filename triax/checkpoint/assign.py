@@ -50,29 +50,36 @@ class Share:
 def assign(holdings: Sequence[Mapping[str, Holding]]) -> dict[str, Share]:
     """Return who writes what, given what every rank holds, by rank; names in sorted order.
 
-    Large blocks are given out first, each to the holder with the fewest bytes so far. Raises BadInput where ranks mean
-    different tensors by one name, or together do not hold a tensor once and whole.
+    Blocks that only one rank holds go to it; the others, large ones first, each to the holder with the fewest bytes so
+    far. Raises BadInput where ranks mean different tensors by one name, or do not hold a tensor once and whole.
     """
     grids = {name: _grid(name, holdings) for name in sorted({name for of_rank in holdings for name in of_rank})}
     blocks = [
-        (_num_bytes(dtype, box), name, index)
-        for name, (dtype, _, cuts, _) in grids.items()
-        for index, box in enumerate(boxes(cuts))
+        (len(holders) > 1, -_num_bytes(grid.dtype, box), name, index)
+        for name, grid in grids.items()
+        for index, (box, holders) in enumerate(zip(boxes(grid.cuts), grid.holders, strict=True))
     ]
     load = [0] * len(holdings)
-    writers = {name: [0] * len(holders) for name, (_, _, _, holders) in grids.items()}
-    for num_bytes, name, index in sorted(blocks, key=lambda block: (-block[0], block[1], block[2])):
-        writer = min(grids[name][3][index], key=lambda rank: (load[rank], rank))
-        load[writer] += num_bytes
+    writers = {name: [0] * len(grid.holders) for name, grid in grids.items()}
+    for _, minus_bytes, name, index in sorted(blocks):
+        writer = min(grids[name].holders[index], key=load.__getitem__)
+        load[writer] -= minus_bytes
         writers[name][index] = writer
-    return {name: Share(dtype, shape, cuts, tuple(writers[name])) for name, (dtype, shape, cuts, _) in grids.items()}
+    return {name: Share(grid.dtype, grid.shape, grid.cuts, tuple(writers[name])) for name, grid in grids.items()}
 
 
-_Grid = tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...], list[list[int]]]
+@dataclass(frozen=True)
+class _Grid:
+    """One tensor cut into blocks, and for each block in row-major order the ranks that hold it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...]
+    holders: list[list[int]]
 
 
 def _grid(name: str, holdings: Sequence[Mapping[str, Holding]]) -> _Grid:
-    """Return dtype, shape and cuts of a tensor, and for each block of the grid the ranks that hold it."""
+    """Return the grid in which the ranks together hold a tensor; raise BadInput if it is none."""
     holders: dict[Box, list[int]] = {}
     first: Holding | None = None
     for rank, of_rank in enumerate(holdings):
@@ -89,7 +96,7 @@ def _grid(name: str, holdings: Sequence[Mapping[str, Holding]]) -> _Grid:
             holders.setdefault(box, []).append(rank)
     assert first is not None
     if math.prod(first.shape) == 0:
-        return first.dtype, first.shape, tuple((0, size) if size else (0,) for size in first.shape), []
+        return _Grid(first.dtype, first.shape, tuple((0, size) if size else (0,) for size in first.shape), [])
     ranges = [sorted({box[dim] for box in holders}) for dim in range(len(first.shape))]
     tiles = all(
         of_dim and of_dim[0][0] == 0 and of_dim[-1][1] == size and all(a[1] == b[0] for a, b in pairwise(of_dim))
@@ -111,7 +118,7 @@ def _cut(tensor: Holding, cuts: tuple[tuple[int, ...], ...], by_block: list[list
     largest = max(_num_bytes(tensor.dtype, box) for box in boxes(cuts))
     pieces = min(min(map(len, by_block)), -(-largest // _CUT_BYTES))
     if pieces < 2 or not tensor.shape:
-        return tensor.dtype, tensor.shape, cuts, by_block
+        return _Grid(tensor.dtype, tensor.shape, cuts, by_block)
     rows = [0]
     per_row_range: list[int] = []
     for start, stop in pairwise(cuts[0]):
@@ -126,7 +133,7 @@ def _cut(tensor: Holding, cuts: tuple[tuple[int, ...], ...], by_block: list[list
         for _ in range(repeats)
         for holders in by_block[index * per_row : (index + 1) * per_row]
     ]
-    return tensor.dtype, tensor.shape, (tuple(rows), *cuts[1:]), finer
+    return _Grid(tensor.dtype, tensor.shape, (tuple(rows), *cuts[1:]), finer)
 
 
 def _num_bytes(dtype: str, box: Box) -> int:

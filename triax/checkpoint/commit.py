@@ -7,7 +7,7 @@ the folder when its shard is on the disk; rank 0 waits for all of them and write
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,6 @@ import safetensors
 import torch
 
 from triax import __version__
-from triax.checkpoint.assign import Share
 from triax.checkpoint.disk import Cancelled, read_small, sentence, sync_file, sync_folder, write_atomically
 from triax.checkpoint.format import (
     MANIFEST,
@@ -55,8 +54,8 @@ def deliver(ticket: Ticket, rank: int, file: FileEntry) -> None:
 
 def collect(
     ticket: Ticket, writers: Sequence[int], is_cancelled: Callable[[], bool], is_overdue: Callable[[], bool]
-) -> dict[int, FileEntry]:
-    """Return what each writing rank has delivered, once all have. Raises Cancelled, or NeverAppeared if overdue."""
+) -> list[FileEntry]:
+    """Return what each of the writing ranks has delivered, once all have. Raises Cancelled, or NeverAppeared."""
     files: dict[int, FileEntry] = {}
     wait_s = 0.002
     while missing := [rank for rank in writers if rank not in files]:
@@ -74,7 +73,7 @@ def collect(
             )
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-    return files
+    return [files[rank] for rank in writers]
 
 
 def _delivered(ticket: Ticket, rank: int) -> FileEntry | None:
@@ -88,10 +87,9 @@ def _delivered(ticket: Ticket, rank: int) -> FileEntry | None:
 
 
 def commit(
-    ticket: Ticket, run: str, extra: dict[str, Any], shares: Mapping[str, Share], files: Mapping[int, FileEntry]
+    ticket: Ticket, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry]
 ) -> None:
     """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError."""
-    place = {rank: index for index, rank in enumerate(sorted(files))}
     manifest = Manifest(
         step=ticket.step,
         run=run,
@@ -103,16 +101,8 @@ def commit(
             "safetensors": safetensors.__version__,
             "numpy": numpy.__version__,
         },
-        files=tuple(files[rank] for rank in sorted(files)),
-        tensors={
-            name: TensorEntry(
-                dtype=share.dtype,
-                shape=share.shape,
-                cuts=share.cuts,
-                files=tuple(place[writer] for writer in share.writers),
-            )
-            for name, share in shares.items()
-        },
+        files=tuple(files),
+        tensors=tensors,
     )
     # What the manifest counts on is on the disk before it. Shards and their names were brought there by their writers.
     sync_file(ticket.folder / MARKER)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from triax.checkpoint.agree import Ranks
-from triax.checkpoint.assign import Holding, Share, assign
-from triax.checkpoint.format import DTYPES, boxes, check_name, dtype_name, shard_name
+from triax.checkpoint.assign import Holding, assign
+from triax.checkpoint.format import DTYPES, TensorEntry, boxes, check_name, dtype_name, shard_name
 from triax.checkpoint.part import Block, Part
 from triax.checkpoint.state import Slice, local_slices
 from triax.errors import BadInput
@@ -21,7 +21,8 @@ class Division:
         self._ranks = ranks
         self._holdings: dict[str, Holding] | None = None
         self._part: Part | None = None
-        self._shares: dict[str, Share] = {}
+        self._writers: list[int] = []
+        self._entries: dict[str, TensorEntry] = {}
 
     @property
     def part(self) -> Part:
@@ -30,21 +31,21 @@ class Division:
         return self._part
 
     @property
-    def shares(self) -> Mapping[str, Share]:
-        """How every tensor is written; on rank 0 alone, empty on the others."""
-        return self._shares
+    def writers(self) -> list[int]:
+        """The ranks that write a file, in the order of the manifest's files; on rank 0 alone, empty on the others."""
+        return self._writers
 
     @property
-    def writers(self) -> list[int]:
-        """The ranks that write a file; on rank 0 alone."""
-        return sorted({writer for share in self._shares.values() for writer in share.writers})
+    def entries(self) -> dict[str, TensorEntry]:
+        """What the manifest says of every tensor, the same at every save; on rank 0 alone, empty on the others."""
+        return self._entries
 
     @property
     def total_bytes(self) -> int:
         """About how much disk one checkpoint takes: its numbers, and 256 bytes for what is said of each block."""
         return sum(
-            DTYPES[share.dtype].itemsize * math.prod(share.shape) + 256 * len(share.writers)
-            for share in self._shares.values()
+            DTYPES[entry.dtype].itemsize * math.prod(entry.shape) + 256 * len(entry.files)
+            for entry in self._entries.values()
         )
 
     def agree(self, step: int, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Slice]]:
@@ -88,13 +89,22 @@ class Division:
     def _answers(self, said: list[dict[str, list[Any]]]) -> list[Any]:
         """Return what rank 0 tells each rank: the blocks that it writes, or why they cannot be divided."""
         try:
-            self._shares = assign(
-                [{name: Holding.from_plain(plain) for name, plain in of_rank.items()} for of_rank in said]
-            )
+            shares = assign([{name: Holding.from_plain(plain) for name, plain in of_rank.items()} for of_rank in said])
         except BadInput as error:
             return [str(error)] * len(said)
         blocks: list[list[Any]] = [[] for _ in said]
-        for name, share in self._shares.items():
+        for name, share in shares.items():
             for box, writer in zip(boxes(share.cuts), share.writers, strict=True):
                 blocks[writer].append((name, box))
+        self._writers = [rank for rank, of_rank in enumerate(blocks) if of_rank]
+        file_of = {rank: index for index, rank in enumerate(self._writers)}
+        self._entries = {
+            name: TensorEntry(
+                dtype=share.dtype,
+                shape=share.shape,
+                cuts=share.cuts,
+                files=tuple(file_of[writer] for writer in share.writers),
+            )
+            for name, share in shares.items()
+        }
         return blocks

@@ -14,6 +14,7 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
+import numpy
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -123,16 +124,18 @@ class Manifest(Value):
     def _fits_its_files(self) -> "Manifest":
         if len({file.name for file in self.files}) != len(self.files):
             raise ValueError("two files have one name")
-        needed = [0] * len(self.files)
+        # In numpy, since there may be millions of blocks; in floats, since hostile sizes would overflow integers.
+        needed = numpy.zeros(len(self.files))
         for name, tensor in self.tensors.items():
-            itemsize = DTYPES[tensor.dtype].itemsize
-            for box, file in tensor.blocks():
-                if file >= len(self.files):
-                    raise ValueError(f"{name} lies in file number {file} of {len(self.files)}")
-                needed[file] += itemsize * math.prod(stop - start for start, stop in box)
-        for file_entry, num_bytes in zip(self.files, needed, strict=True):
-            if num_bytes > file_entry.bytes:
-                raise ValueError(f"{num_bytes} bytes of tensors cannot lie in {file_entry.name}")
+            if (last := max(tensor.files, default=-1)) >= len(self.files):
+                raise ValueError(f"{name} lies in file number {last} of {len(self.files)}")
+            sizes = numpy.array(float(DTYPES[tensor.dtype].itemsize))
+            for cuts in tensor.cuts:
+                sizes = numpy.multiply.outer(sizes, numpy.diff(numpy.array(cuts, dtype=float)))
+            needed += numpy.bincount(numpy.array(tensor.files, dtype=int), sizes.ravel(), len(self.files))
+        for file, num_bytes in zip(self.files, needed.tolist(), strict=True):
+            if num_bytes > file.bytes:
+                raise ValueError(f"{num_bytes:.0f} bytes of tensors cannot lie in {file.name}")
         return self
 
     @property

@@ -217,8 +217,8 @@ class CheckpointWriter:
                     ticket, self._division.writers, saving.cancel.is_set,
                     lambda: saving.overdue_at_s is not None and time.monotonic() > saving.overdue_at_s,
                 )  # fmt: skip
-                commit(ticket, self._run, saving.extra, self._division.shares, files)
-                saving.num_bytes = sum(file.bytes for file in files.values())
+                commit(ticket, self._run, saving.extra, self._division.entries, files)
+                saving.num_bytes = sum(file.bytes for file in files)
                 saving.problems = tidy(ticket, self._run, self._keep, self._division.writers)
         except Cancelled:
             pass  # another rank has failed, and says why
