@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 
 from tests.harness.toy import MadeUpSequences
 from triax.nn.decoder import Decoder
@@ -86,10 +88,10 @@ def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int)
 def train_on_one_device(run: Run, steps: int) -> Trained:
     """Train the same run by a plain loop: one forward for each sequence, torch's own loss, clipping and optimizer.
 
-    First gradients are those before clipping, so that they compare with a layout's after the norm is undone.
+    Where the compute dtype is narrower than the master's, each forward casts the master weights anew, so that gradients
+    are summed in the master's.
     """
-    dtype = DTYPES[run.precision.master]
-    model = Decoder(run.model).to(dtype)
+    model = Decoder(run.model).to(DTYPES[run.precision.master])
     for weight in weights_table(run.model):
         model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]))
     optimizer = _plain_optimizer(model, run)
@@ -97,7 +99,7 @@ def train_on_one_device(run: Run, steps: int) -> Trained:
     losses, norms, first = [], [], {}
     for step in range(steps):
         samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)
-        loss = _plain_loss(model, sequences, samples)
+        loss = _plain_loss(model, DTYPES[run.precision.compute], sequences, samples)
         loss.backward()
         if not first:
             first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -110,15 +112,18 @@ def train_on_one_device(run: Run, steps: int) -> Trained:
     return Trained(losses, norms, first, {name: whole(p) for name, p in model.named_parameters()})
 
 
-def _plain_loss(model: Decoder, sequences: MadeUpSequences, samples: range) -> Tensor:
+def _plain_loss(model: Decoder, compute: torch.dtype, sequences: MadeUpSequences, samples: range) -> Tensor:
     """The mean over all tokens of all sequences at once, each document on its own: nothing is cut, nothing weighted."""
+    wide = torch.promote_types(compute, torch.float32)
     logits, labels = [], []
     for sample in samples:
         batch = sequences.batch(range(sample, sample + 1))
         assert batch.cu_seqlens is not None
-        for start, stop in zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
+        for start, stop in pairwise(batch.cu_seqlens):
             tokens = torch.from_numpy(batch.tokens[:, start:stop])
-            logits.append(model(tokens, torch.arange(stop - start).unsqueeze(0)).flatten(0, 1))
+            weights = {name: weight.to(compute) for name, weight in model.named_parameters()}
+            of_document = functional_call(model, weights, (tokens, torch.arange(stop - start).unsqueeze(0)))
+            logits.append(of_document.flatten(0, 1).to(wide))
             labels.append(torch.from_numpy(batch.labels[:, start:stop]).flatten())
     return F.cross_entropy(torch.cat(logits), torch.cat(labels), ignore_index=-100)
 

@@ -1,4 +1,4 @@
-"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, and nothing where numbers are not finite."""
+"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, unless a number is not finite."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -66,6 +66,8 @@ def _torch_optimizer(groups: list[dict[str, object]], spec: OptimizerSpec) -> to
 
 class _ShardedSGD(torch.optim.SGD):
     """torch's fused SGD on the shards themselves: unlike AdamW's, its kernel has no rule for DTensors."""
+
+    found_inf: Tensor
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
