@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.harness.ranks import run_ranks
-from triax.checkpoint import commit, disk, part, save
+from triax.checkpoint import commit, disk, part, save, verify
 from triax.checkpoint.load import load
 from triax.checkpoint.save import CheckpointWriter, SaveOutcome
 from triax.checkpoint.verify import find_checkpoints, newest_verified, verified
@@ -311,6 +311,21 @@ def test_only_damaged_checkpoints_make_a_folder_suspect(two_saves: Path) -> None
     step, passed_over = newest(two_saves)
     assert step == 0
     assert len(passed_over) == 1
+
+
+def test_a_folder_that_cannot_be_looked_into_hides_no_other(two_saves: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exists, is_denied = Path.exists, two_saves / "step-00000002" / "manifest.json"
+
+    def denied(path: Path) -> bool:
+        if path == is_denied:
+            raise PermissionError(errno.EACCES, "permission denied")
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", denied)
+    monkeypatch.setattr(verify, "read_small", lambda path, most: denied(path) and disk.read_small(path, most))
+    step, passed_over = newest(two_saves)
+    assert step == 1
+    assert passed_over == [f"{is_denied} cannot be read: permission denied."]
 
 
 def test_the_files_are_on_the_disk_before_the_manifest_names_them(

@@ -201,7 +201,8 @@ class CheckpointWriter:
         return {"folder": made.name, "token": secrets.token_hex(8), "extra": plain}
 
     def _not_begun(self, step: int, began_s: float, reason: str, previous: SaveOutcome | None) -> SaveHandle:
-        stall_s = time.monotonic() - began_s
+        (stall_us,) = self._ranks.maxima(int(1e6 * (time.monotonic() - began_s)))
+        stall_s = stall_us / 1e6
         return SaveHandle(step, stall_s, SaveOutcome(step, False, stall_s, stall_s, 0, reason), previous)
 
     def _write(self, saving: _Saving) -> None:

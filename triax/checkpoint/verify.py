@@ -36,14 +36,19 @@ def find_checkpoints(folder: Path) -> list[Found]:
     """
     try:
         entries = [(name, path) for path in folder.iterdir() if (name := parse_folder_name(path.name))]
-        found = [
-            Found(step, attempt, path, (path / MANIFEST).exists()) for (step, attempt), path in entries if path.is_dir()
-        ]
+        found = [Found(step, attempt, path, _has_manifest(path)) for (step, attempt), path in entries if path.is_dir()]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise BadInput(f"the checkpoints in {folder} cannot be listed: {sentence(error)}.") from None
     return sorted(found, reverse=True)
+
+
+def _has_manifest(folder: Path) -> bool:
+    try:
+        return (folder / MANIFEST).exists()
+    except OSError:
+        return True  # one folder that cannot be looked into hides no other; who reads the manifest will say why
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
