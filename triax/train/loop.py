@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,7 +117,7 @@ class _Asked:
 
 @contextmanager
 def _stop_signals() -> Iterator[_Asked]:
-    """Turn SIGTERM, SIGINT and SIGUSR1 (Slurm's notice before pre-emption) into a wish, for the body of the ``with``."""
+    """Turn SIGTERM, SIGINT and SIGUSR1 (Slurm's notice) into a wish to stop, for the body of the ``with``."""
     asked = _Asked()
 
     def ask(_signal: int, _frame: Any) -> None:
@@ -244,8 +244,8 @@ class _Loop:
         step, last = self.state.step, self.run_spec.train.steps
         if self.saver.failure:
             raise TriaxError(
-                f"step {step} was trained and could not be saved: {self.saver.failure}; the checkpoints before it still "
-                f"stand, and the same command goes on from the newest."
+                f"step {step} was trained and could not be saved: {self.saver.failure}; the checkpoints before it "
+                f"still stand, and the same command goes on from the newest."
             )
         if step >= last:
             self.reporter.event("done", step)

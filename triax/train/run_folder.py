@@ -97,8 +97,8 @@ class RunFolder:
             return
         changed = "; ".join(_differences(before.run.mathematics(), plan.run.mathematics()))
         raise BadInput(
-            f"{self.path} holds checkpoints of another run ({changed}): put the old values back to go on, or give another "
-            f"--run-dir to start anew."
+            f"{self.path} holds checkpoints of another run ({changed}): put the old values back to go on, or give "
+            f"another --run-dir to start anew."
         )
 
 

@@ -57,7 +57,7 @@ def extra_of(state: TrainState, plan: Plan, data_fingerprint: str) -> dict[str, 
 def restore(
     folder: RunFolder, plan: Plan, data_fingerprint: str, tensors: Mapping[str, Tensor], group: ProcessGroup | None
 ) -> tuple[TrainState, Checkpoint | None, list[str]]:
-    """Fill ``tensors`` from the newest checkpoint that verifies; return the state, it, and why newer ones were not taken.
+    """Fill ``tensors`` from the newest checkpoint that verifies; return the state, it, and why newer ones were not.
 
     Raises BadInput where the checkpoint is of another run or of other data; ``tensors`` are untouched then. Without any
     checkpoint, the state is that of a fresh run.
@@ -77,8 +77,8 @@ def restore(
     ):
         if extra.get(key) != now:
             raise BadInput(
-                f"{checkpoint.folder} is {what} ({key} {extra.get(key)}, and this run's is {now}): give another --run-dir "
-                f"to start anew."
+                f"{checkpoint.folder} is {what} ({key} {extra.get(key)}, and this run's is {now}): give another "
+                f"--run-dir to start anew."
             )
     load(checkpoint, tensors, group)
     return _state_from(extra.get("state"), checkpoint), checkpoint, passed_over

@@ -1,4 +1,4 @@
-"""What is one step? Count tokens, run the schedule, agree on loss and norm, and update unless a number is not finite."""
+"""What is one step? Count tokens, run the schedule, agree on loss and norm, update where both are finite."""
 
 from dataclasses import dataclass, replace
 from typing import Any
