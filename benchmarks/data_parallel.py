@@ -4,7 +4,7 @@
 
 Three programs take turns on the same ranks, one step each, so that a noisy machine is noisy to all: triax as it trains
 (batches read from prepared tokens, the step, the judgement, metrics written); a bare loop with the same decoder under
-``fully_shard`` by hand in the same stage; and the same decoder under DDP. Ratios are of pairs of neighbouring steps, the
+``fully_shard`` by hand in the same stage; and the same decoder under DDP. Ratios are of pairs of adjacent steps, the
 interval is the central 95 % of bootstrapped medians.
 """
 
