@@ -4,32 +4,53 @@ Layers stand in a dict under their global index, and any part may be absent: a p
 parts left out, and no weight ever changes its name.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
-from triax.nn.attention import Attention, Rotation
+from triax.nn.attention import Attention
 from triax.nn.feed_forward import FeedForward
 from triax.nn.loss import cross_entropy_sum
 from triax.nn.norm import RMSNorm
-from triax.spec.model import ModelSpec
+from triax.nn.rope import Rotation
+from triax.spec.model import ModelSpec, Reach
+from triax.spec.weights import LAYER_NORMS
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each added to the residual stream after a norm of its input."""
+    """Attention and feed-forward, each added to the residual stream, with norms before or after them."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, index: int) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(model.hidden_size, model.rms_norm_eps)
-        self.self_attn = Attention(model)
-        self.post_attention_layernorm = RMSNorm(model.hidden_size, model.rms_norm_eps)
+        self.reach: Reach = model.reach(index)
+        self.has_positions = index not in model.layers_without_rope
+        self.self_attn = Attention(model, index)
         self.mlp = FeedForward(model)
+        self.residual_multiplier = model.residual_multiplier
+        self.norm_names = LAYER_NORMS[model.norm_placement]
+        for name in self.norm_names:
+            if name is not None:
+                self.add_module(name, RMSNorm(model.hidden_size, model))
 
-    def forward(self, hidden_BSD: Tensor, rotation: Rotation, cu_seqlens: Tensor | None) -> Tensor:
+    def forward(self, hidden_BSD: Tensor, rotations: Mapping[Reach, Rotation], cu_seqlens: Tensor | None) -> Tensor:
         """Return the residual stream (B, S, D) after this layer."""
-        hidden_BSD = hidden_BSD + self.self_attn(self.input_layernorm(hidden_BSD), rotation, cu_seqlens)
-        out: Tensor = hidden_BSD + self.mlp(self.post_attention_layernorm(hidden_BSD))
-        return out
+        before_attention, after_attention, before_mlp, after_mlp = self.norm_names
+        rotation = rotations[self.reach] if self.has_positions else None
+        attended = self.self_attn(self._normed(before_attention, hidden_BSD), rotation, cu_seqlens)
+        hidden_BSD = self._add(hidden_BSD, self._normed(after_attention, attended))
+        fed = self.mlp(self._normed(before_mlp, hidden_BSD))
+        return self._add(hidden_BSD, self._normed(after_mlp, fed))
+
+    def _normed(self, name: str | None, x_BSD: Tensor) -> Tensor:
+        if name is None:
+            return x_BSD
+        normed: Tensor = self.get_submodule(name)(x_BSD)
+        return normed
+
+    def _add(self, hidden_BSD: Tensor, written_BSD: Tensor) -> Tensor:
+        if self.residual_multiplier != 1.0:
+            written_BSD = written_BSD * self.residual_multiplier
+        return hidden_BSD + written_BSD
 
 
 class Decoder(nn.Module):
@@ -46,8 +67,8 @@ class Decoder(nn.Module):
         indices = range(model.num_hidden_layers) if layers is None else layers
         has_table = is_first or (is_last and model.tie_word_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_table else None
-        self.layers = nn.ModuleDict({str(index): Layer(model) for index in indices})
-        self.norm = RMSNorm(model.hidden_size, model.rms_norm_eps) if is_last else None
+        self.layers = nn.ModuleDict({str(index): Layer(model, index) for index in indices})
+        self.norm = RMSNorm(model.hidden_size, model) if is_last else None
         has_own_head = is_last and not model.tie_word_embeddings
         self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False) if has_own_head else None
 
@@ -60,17 +81,27 @@ class Decoder(nn.Module):
         where it is not the last; else the loss as a sum over ``labels`` (``triax.nn.loss``), or logits (B, S, V) where
         there are no labels. ``positions`` count inside documents; ``cu_seqlens``: see ``Attention.forward``.
         """
-        hidden_BSD: Tensor = self.embed_tokens(x) if self.is_first and self.embed_tokens is not None else x
-        rotation = Rotation.at(positions_BS, self.model, hidden_BSD.dtype)
+        hidden_BSD = self._embedded(x) if self.is_first else x
+        reaches = {self.model.reach(int(index)) for index in self.layers}
+        rotations = {reach: Rotation.at(positions_BS, self.model, reach, hidden_BSD.dtype) for reach in reaches}
         for layer in self.layers.values():
-            hidden_BSD = layer(hidden_BSD, rotation, cu_seqlens)
+            hidden_BSD = layer(hidden_BSD, rotations, cu_seqlens)
         if self.norm is None:
             return hidden_BSD
         hidden_BSD = self.norm(hidden_BSD)
+        if self.model.logits_multiplier != 1.0:
+            hidden_BSD = hidden_BSD * self.model.logits_multiplier
         head_VD = self._head()
         if labels_BS is None:
-            return hidden_BSD @ head_VD.T
+            logits_BSV: Tensor = hidden_BSD @ head_VD.T
+            return logits_BSV
         return cross_entropy_sum(hidden_BSD.flatten(0, 1), head_VD, labels_BS.flatten())
+
+    def _embedded(self, tokens_BS: Tensor) -> Tensor:
+        assert self.embed_tokens is not None
+        embedded: Tensor = self.embed_tokens(tokens_BS)
+        multiplier = self.model.embedding_multiplier
+        return embedded if multiplier == 1.0 else embedded * multiplier
 
     def _head(self) -> Tensor:
         owner = self.lm_head if self.lm_head is not None else self.embed_tokens

@@ -18,10 +18,12 @@ _ROWS_PER_BLOCK = 256
 def initial_rows(weight: Weight, model: ModelSpec, seed: int, start: int, stop: int) -> torch.Tensor:
     """Return rows ``start:stop`` of the whole initial ``weight``, in fp32 on the CPU.
 
-    Norms are ones. Matrices are normal with ``initial_std``. The bits do not depend on which rows are asked together.
+    Norms start as ones (zeros where they are stored as the difference from one), biases as zeros. Matrices are normal
+    with ``initial_std``. The bits do not depend on which rows are asked together.
     """
     if len(weight.shape) == 1:
-        return torch.ones(stop - start)
+        is_one = weight.role == "norm" and not model.norm_is_offset
+        return torch.full((stop - start,), 1.0 if is_one else 0.0)
     rest = weight.shape[1:]
     rows = torch.empty(stop - start, *rest)
     std = initial_std(weight, model)

@@ -1,11 +1,16 @@
 """Which network is trained? Dimensions in the field names of Hugging Face's ``config.json``."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from triax.spec.legal_values import divisors, either, nearest
-from triax.spec.value import Count, Value
+from triax.spec.rope import RopeScaling
+from triax.spec.value import Count, Counts, Value
+
+NormPlacement = Literal["pre", "post", "both"]
+Reach = Literal["global", "local"]
+"""Which positions a layer sees: all before it, or those of its window."""
 
 
 class ModelSpec(Value):
@@ -16,6 +21,8 @@ class ModelSpec(Value):
     The upper limits lie far above any model; they keep a slip of the pen from filling the memory.
     """
 
+    family: str = Field(default="llama", min_length=1, max_length=40)
+    """Hugging Face's ``model_type``: decides names on export alone."""
     hidden_size: Count = Field(ge=1, le=1 << 20)
     intermediate_size: Count = Field(ge=1, le=1 << 24)
     num_hidden_layers: Count = Field(ge=1, le=1 << 14)
@@ -33,10 +40,39 @@ class ModelSpec(Value):
     """True: the head uses the embedding matrix, and there is no ``lm_head.weight``."""
     initializer_range: float = Field(default=0.02, gt=0, le=1)
     """Standard deviation of initial weights, see ``triax.nn.init``."""
+    hidden_act: Literal["silu", "gelu_pytorch_tanh"] = "silu"
+    attention_bias: bool = False
+    """Biases on the projections of queries, keys and values."""
+    attention_out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """A norm of queries and keys before they turn: of each head, or of all heads together."""
+    norm_placement: NormPlacement = "pre"
+    """pre: each block reads a norm of the residual stream. post: what it writes is normalised. both."""
+    norm_is_offset: bool = False
+    """Norm weights are stored as their difference from one."""
+    rope_scaling: RopeScaling | None = None
+    rope_local_theta: float | None = Field(default=None, gt=1)
+    """The base of local layers, which are never stretched; absent means that they turn like the others."""
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    """The first part of each head that turns."""
+    layers_without_rope: Counts = ()
+    """Layers that know no positions."""
+    sliding_window: Count | None = Field(default=None, ge=1)
+    """Positions that a local layer sees, itself included; absent means that all layers are global."""
+    global_layers: Counts = ()
+    """Layers that see everything although there is a window."""
+    embedding_multiplier: float = Field(default=1.0, gt=0)
+    attention_multiplier: float | None = Field(default=None, gt=0)
+    """Scale of attention scores; absent means 1/sqrt(H)."""
+    residual_multiplier: float = Field(default=1.0, gt=0)
+    """Scale of what each block adds to the residual stream."""
+    logits_multiplier: float = Field(default=1.0, gt=0)
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         faults = [*self._width_faults(), *self._group_faults()]
+        faults += [*self._turning_faults(), *self._layer_faults()] if not faults else []
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -64,6 +100,32 @@ class ModelSpec(Value):
             f"use {fitting}."
         ]
 
+    def _turning_faults(self) -> list[str]:
+        turning = self.rotary_width
+        if turning % 2 or not turning:
+            return [
+                f"partial_rotary_factor={self.partial_rotary_factor} turns {turning} of {self.head_width} numbers, and "
+                f"rotary embedding turns pairs: use a factor that turns an even number of them."
+            ]
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind != "longrope":
+            return []
+        given = {"short_factor": len(scaling.short_factor), "long_factor": len(scaling.long_factor)}
+        return [
+            f"rope_scaling.{name} has {count} factors, and {turning // 2} pairs turn: give {turning // 2}."
+            for name, count in given.items()
+            if count != turning // 2
+        ]
+
+    def _layer_faults(self) -> list[str]:
+        last = self.num_hidden_layers - 1
+        return [
+            f"{key} names layer {layer}, and there are layers 0 to {last}."
+            for key in ("layers_without_rope", "global_layers")
+            for layer in getattr(self, key)
+            if not 0 <= layer <= last
+        ][:1]
+
     @property
     def kv_heads(self) -> int:
         """K: heads of keys and values."""
@@ -73,3 +135,12 @@ class ModelSpec(Value):
     def head_width(self) -> int:
         """H: numbers in one head."""
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """Numbers of a head that turn with its position."""
+        return int(self.head_width * self.partial_rotary_factor)
+
+    def reach(self, layer: int) -> Reach:
+        """Return whether ``layer`` sees all positions before it or those of its window."""
+        return "global" if self.sliding_window is None or layer in self.global_layers else "local"
