@@ -151,7 +151,8 @@ def _parse_value(text: str) -> Any:
 def _with_absolute_paths(run: Run, path: Path) -> Run:
     """Return ``run`` with the paths of ``[data]`` made absolute, so that they mean the same from any folder."""
     data = run.data.model_dump()
-    data["train"] = tuple(_absolute(path, word) for word in run.data.train)
+    for said in data["source"] or (data,):
+        said["train"] = tuple(_absolute(path, word) for word in said["train"])
     if run.data.tokenizer != "bytes":
         data["tokenizer"] = _absolute(path, run.data.tokenizer)
     if run.data.cache_dir is not None:
