@@ -22,7 +22,7 @@ _LARGEST_JSON_BYTES: Final = 1 << 26
 """A plan lists the layouts that were not chosen, about a kilobyte each."""
 
 _KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
-_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32,}}+{_KEY_PART}[=\]]")
+_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32,64}}+{_KEY_PART}[=\]]")
 """A key of so many parts: no section is that deep, and reading one takes time in the square of its parts."""
 
 _LAYOUT_WORD: Final = re.compile(r"[^\s,\[]+(?:\[[^\]]*\]?)?")
