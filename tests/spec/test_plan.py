@@ -81,7 +81,7 @@ def edit_length(said: Said) -> None:
         (edit_fingerprint, "the plan was made for run 0000000000000000"),
         (edit_mathematics, "it was edited; make the plan again"),
         (edit_version, f"format_version={FORMAT_VERSION + 1}, and this version of triax reads up to {FORMAT_VERSION}"),
-        (edit_key, "alternatives.0.layout.tpp = 2 cannot be: there is no such key"),
+        (edit_key, "unknown key 'alternatives.0.layout.tpp': did you mean alternatives.0.layout.tp?"),
         (edit_prediction, "predictions.step_s = 'fast' cannot be"),
         (edit_layout, "layout.order: ['pp'] must name each of"),
         (edit_length, "run: data.seq_len=32 is longer than"),
