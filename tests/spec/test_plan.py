@@ -110,8 +110,8 @@ def test_where_it_runs_may_be_edited(tmp_path: Path) -> None:
     [
         ("", "not valid JSON: Expecting value at line 1"),
         ("{", "not valid JSON"),
-        ("[1]", "holds a JSON list, and a plan is an object"),
-        ("null", "holds a JSON NoneType, and a plan is an object"),
+        ("[1]", "holds a JSON list, and must hold an object"),
+        ("null", "holds a JSON NoneType, and must hold an object"),
         ("{}", "fingerprint is missing"),
         ('{"fingerprint": NaN}', "not valid JSON: NaN is no number"),
         ('{"fingerprint": 1e999}', "fingerprint = inf cannot be"),
