@@ -5,6 +5,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable
+from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
@@ -71,13 +72,20 @@ def sync_folder(folder: Path) -> None:
 
 def read_small(path: Path, max_bytes: int) -> bytes:
     """Return what a file holds. Raises BadInput if it is longer than ``max_bytes`` or no regular file, else OSError."""
-    with open(path, "rb", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BadInput(f"{path} is no regular file.")
+    with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise BadInput(f"{path} is longer than the {max_bytes} bytes that such a file can have.")
     return data
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Return a file opened for reading. Raises BadInput if it is no regular file, else OSError."""
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise BadInput(f"{path} is no regular file.")
+    return file
 
 
 def what_is_wrong(path: Path, num_bytes: int, sha256: str) -> str | None:
