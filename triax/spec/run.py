@@ -234,7 +234,7 @@ class Run(Value):
         """
         heads = {"num_key_value_heads": self.model.kv_heads, "head_dim": self.model.head_width}
         return {
-            "model": self.model.model_dump(mode="json") | heads,
+            "model": self.model.model_dump(mode="json", exclude={"family"}) | heads,
             "data": self.data.mathematics(),
             "sequences_per_step": self.sequences_per_step,
             "seed": self.train.seed,
