@@ -89,7 +89,7 @@ class Stepper:
         gradients = local_gradients(self._optimizer.parameters)
         sums = sum_step(loss_sum, count, gradients, [asks_stop], self._layout, self._group)
         max_norm = self._run.optimizer.max_grad_norm
-        if max_norm is not None:
+        if max_norm:
             clip(gradients, sums.grad_norm, max_norm)
         rate = learning_rate(step, self._run.learning_rate, self._run.train.steps)
         self._optimizer.update(rate, sums.loss.isfinite() & sums.grad_norm.isfinite())
