@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check lint types law format clean
+.PHONY: help install demo smollm2 test test-all check lint types law format clean
 
 PYTHON ?=
 ARGS ?=
@@ -14,6 +14,7 @@ RUN := .venv/bin/python
 
 help:
 	@echo "make demo       train a small model on 4 local ranks, interrupt it, resume it, let it write"
+	@echo "make smollm2    a real small model in .cache/smollm2, fetched once (93 MB), for tests and docs"
 	@echo "make test       the quick tests"
 	@echo "make test-all   every test, also the long ones"
 	@echo "make check      lint (ruff), types (mypy) and law (import-linter)"
@@ -51,6 +52,12 @@ install: .venv/installed
 
 demo: .venv/installed
 	@$(RUN) demo/run.py $(ARGS)
+
+smollm2: .cache/smollm2/config.json
+
+.cache/smollm2/config.json: | .venv/installed
+	@$(RUN) -m pip --disable-pip-version-check install -qq -c constraints.txt -e '.[gguf]'
+	@$(RUN) demo/smollm2.py .cache/smollm2
 
 test: .venv/installed
 	@$(RUN) -m pytest -q $(ARGS)
