@@ -11,6 +11,7 @@ from typing import Any, Final
 from triax.errors import BadInput
 from triax.spec.cluster import Cluster, parse_cluster
 from triax.spec.faults import shown, validated
+from triax.spec.model_source import resolve_model
 from triax.spec.plan import Plan
 from triax.spec.run import FORMAT_VERSION, Run
 from triax.spec.text_file import first_words, parse_json, read_text
@@ -32,12 +33,12 @@ _LAYOUT_WORD: Final = re.compile(r"[^\s,\[]+(?:\[[^\]]*\]?)?")
 def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
     """Return the run that the TOML file at ``path`` says, with ``section.key=value`` overrides applied.
 
-    Relative paths in ``[data]`` are taken from the file's folder. Raises BadInput with every fault found.
+    Relative paths in ``[data]`` and ``[model]`` start at the file's folder. Raises BadInput with every fault found.
     """
     said = _read_toml(path)
     for word in overrides:
         _override(said, word)
-    run = validated(Run, said, str(path))
+    run = validated(Run, resolve_model(said, path), str(path))
     return _with_absolute_paths(run, path)
 
 

@@ -14,7 +14,7 @@ from triax.spec.data import DataSpec
 from triax.spec.layout import AxisOrder, Recompute, ScheduleName
 from triax.spec.legal_values import either, multiples
 from triax.spec.model import ModelSpec
-from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Value, fingerprint
+from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Text, Value, fingerprint
 
 FORMAT_VERSION = 1
 """Version of every file that triax writes into a run folder."""
@@ -169,6 +169,9 @@ class Run(Value):
     watch: WatchSpec = WatchSpec()
     layout: LayoutRequest = LayoutRequest()
     cluster: Cluster | None = None
+    init: Text | None = None
+    """The checkpoint whose weights training starts from, ``[model] init`` in a run file; absent: random weights. What
+    was loaded is named by its digest in the run's checkpoints and events, not by the fingerprint."""
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
