@@ -80,7 +80,9 @@ def import_folder(hf_folder: Path, checkpoint_folder: Path) -> Written:
             for name in names:
                 tensors[name] = _whole(source.rows[name].stored.dtype, source.rows[name].shape, len(files))
             parts = (piece for name, _, _ in layout.places for piece in source.rows[name].chunks())
-            files.append(_write(folder, shard_name(len(files), len(groups)), layout, parts))
+            name = shard_name(len(files), len(groups))
+            num_bytes, sha256 = _write(folder / name, layout, parts)
+            files.append(FileEntry(name=name, bytes=num_bytes, sha256=sha256))
         extra = {
             "step": 0,
             "model": source.model.model_dump(mode="json"),
@@ -141,7 +143,7 @@ def write_hf_folder(
         pieces = (
             piece for name, _, _ in layout.places for piece in _converted(checkpoint, parts[name], as_dtype)
         )  # fmt: skip
-        _write(folder, file, layout, pieces)
+        _write(folder / file, layout, pieces)
         places |= dict.fromkeys(names, file)
     if len(groups) > 1:
         index_fields = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
@@ -209,16 +211,16 @@ def _grouped(sizes: Mapping[str, int], most_bytes: int) -> list[list[str]]:
     return groups
 
 
-def _write(folder: Path, name: str, layout: FileLayout, parts: Iterator[memoryview]) -> FileEntry:
-    """Write one safetensors file to the disk."""
+def _write(path: Path, layout: FileLayout, parts: Iterator[memoryview]) -> tuple[int, str]:
+    """Write one safetensors file to the disk; return its size in bytes and its SHA-256."""
 
     def stream() -> Iterator[memoryview]:
         yield memoryview(layout.header)
         yield from parts
 
-    num_bytes, sha256 = write_new(folder / name, stream(), lambda: False)
+    num_bytes, sha256 = write_new(path, stream(), lambda: False)
     assert num_bytes == layout.num_bytes
-    return FileEntry(name=name, bytes=num_bytes, sha256=sha256)
+    return num_bytes, sha256
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:
