@@ -15,7 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RUN_DIR = Path("runs") / "demo"
 RANKS = 4
-INTERRUPT_AFTER = 120
+INTERRUPT_AFTER = 80
 
 
 def main() -> int:
