@@ -18,10 +18,11 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from triax.data.batch import batches_of
-from triax.data.corpus import find_files
+from triax.data.corpus import corpus_of
+from triax.data.files import find_files
 from triax.data.order import SampleOrder
+from triax.data.pieces import SourceFile
 from triax.data.prepare import prepare
-from triax.data.source import SourceFile
 from triax.data.tokenizer import load_tokenizer
 
 REPETITIONS = 3
@@ -99,7 +100,7 @@ def batching(folder: Path) -> dict[str, float]:
 
     def read(attend_across_documents: bool) -> None:
         batches = batches_of(
-            store, seq_len=1024, attend_across_documents=attend_across_documents, eval_sequences=16, seed=0
+            corpus_of(store), seq_len=1024, attend_across_documents=attend_across_documents, eval_sequences=16, seed=0
         )
         for step in range(LOOK_UPS):
             batches.microbatch(8 * step, 0, 0, 1, 8, 1)

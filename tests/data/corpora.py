@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from triax.data.corpus import find_files
+from triax.data.files import find_files
 from triax.data.prepare import prepare
 from triax.data.store import StoreIndex, TokenStore
 from triax.data.tokenizer import ByteTokenizer

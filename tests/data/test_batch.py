@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.data.corpora import memory_store
 from triax.data.batch import Batch, Batches, batches_of
+from triax.data.corpus import corpus_of
 from triax.data.packing import IGNORE
 from triax.data.store import DOCUMENTS_FILE, INDEX_FILE, TOKENS_FILE, StoreIndex, open_store
 from triax.errors import BadInput
@@ -20,7 +21,9 @@ SEQ_LEN = 4
 def small(num_sequences: int = 40, eval_sequences: int = 5, *, attend: bool = True, seed: int = 0) -> Batches:
     """Batches over documents of 7 tokens."""
     store = memory_store([7] * ((num_sequences * SEQ_LEN + 7) // 7))
-    return batches_of(store, seq_len=SEQ_LEN, attend_across_documents=attend, eval_sequences=eval_sequences, seed=seed)
+    return batches_of(
+        corpus_of(store), seq_len=SEQ_LEN, attend_across_documents=attend, eval_sequences=eval_sequences, seed=seed
+    )
 
 
 cuts = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
@@ -68,7 +71,8 @@ def test_an_epoch_reads_every_training_sequence_once() -> None:
     read = [int(row) for first in range(0, 35, 7) for row in batches.microbatch(first, 0, 0, 1, 7, 1).sequences]
     held_out = batches.eval_batch(0, 5).sequences.tolist()
     assert sorted(read + held_out) == list(range(len(batches.sequences)))
-    assert (batches.epoch(0), batches.epoch(35), batches.epoch(52)) == (0, 1, 52 / 35)
+    assert [batches.epochs(sample) for sample in (0, 35, 52)] == [{"train": epoch} for epoch in (0, 1, 52 / 35)]
+    assert batches.describe_epochs(52) == "epoch 1.49"
 
 
 @given(st.integers(1, 4), st.integers(1, 4))
@@ -112,7 +116,7 @@ def test_seeking_far_into_a_large_store(tmp_path: Path) -> None:
     (tmp_path / TOKENS_FILE).touch()
     os.truncate(tmp_path / TOKENS_FILE, 2 * num_tokens)
     batches = batches_of(
-        open_store(tmp_path), seq_len=seq_len, attend_across_documents=False, eval_sequences=1000, seed=3
+        corpus_of(open_store(tmp_path)), seq_len=seq_len, attend_across_documents=False, eval_sequences=1000, seed=3
     )
     sample = 10**9
     sequence = int(batches.step_samples(sample, 1)[0])

@@ -129,14 +129,14 @@ def test_any_sample_costs_the_same(sample: int, monkeypatch: pytest.MonkeyPatch)
     Expected are 2 permutations x (2^40 / 10^12 = 1.1) passes x 8 rounds x up to 2 stirs, 36 for each sample.
     """
     stirred = 0
-    mix = order._mix
+    mix = order.mix
 
     def counting_mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         nonlocal stirred
         stirred += x.size
         return mix(x)
 
-    monkeypatch.setattr(order, "_mix", counting_mix)
+    monkeypatch.setattr(order, "mix", counting_mix)
     corpus = SampleOrder(10**12, 1000, seed=5)
     tracemalloc.start()
     corpus.train(np.arange(sample, sample + 64))

@@ -17,12 +17,11 @@ import pytest
 
 from tests.data.corpora import text_store
 from tests.data.test_tokenizer import TEXT, trained
-from triax.data import content
-from triax.data import prepare as prepare_module
+from triax.data import content, tokenise
 from triax.data import store as store_module
-from triax.data.corpus import find_files
+from triax.data.files import find_files
+from triax.data.pieces import PIECE_CHARS, SourceFile
 from triax.data.prepare import prepare
-from triax.data.source import PIECE_CHARS, SourceFile
 from triax.data.store import (
     DOCUMENTS_FILE,
     INDEX_FILE,
@@ -102,8 +101,8 @@ def test_batches_of_documents_do_not_show(tmp_path: Path, monkeypatch: pytest.Mo
     files = corpus(tmp_path / "text", ["a" * length for length in range(30)])
     whole = documents(prepare(files, ByteTokenizer(), tmp_path / "whole"))
     for chars, pieces in ((1, 1000), (10, 2), (1000, 3)):
-        monkeypatch.setattr(prepare_module, "_BATCH_CHARS", chars)
-        monkeypatch.setattr(prepare_module, "_BATCH_PIECES", pieces)
+        monkeypatch.setattr(tokenise, "BATCH_CHARS", chars)
+        monkeypatch.setattr(tokenise, "BATCH_PIECES", pieces)
         assert documents(prepare(files, ByteTokenizer(), tmp_path / f"{chars}-{pieces}")) == whole
 
 
@@ -113,7 +112,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(vocab_size: int, dtype: str) ->
 
 
 def test_progress_reaches_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_module, "_BATCH_PIECES", 2)
+    monkeypatch.setattr(tokenise, "BATCH_PIECES", 2)
     seen: list[tuple[int, int]] = []
     prepare(
         corpus(tmp_path / "text", ["abc"] * 5), ByteTokenizer(), tmp_path / "cache",

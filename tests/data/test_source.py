@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triax.data import source
-from triax.data.source import PIECE_CHARS, Format, SourceFile, read_pieces
+from triax.data import rows
+from triax.data.pieces import PIECE_CHARS, SourceFile
+from triax.data.source import read_pieces
 from triax.errors import BadInput
+from triax.spec.data import Format
 
 
 def documents(path: Path, file_format: Format, text_field: str = "text") -> list[str]:
@@ -133,7 +135,7 @@ def test_another_field_can_hold_the_text(tmp_path: Path) -> None:
 
 
 def test_a_file_without_lines_is_no_jsonl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(rows, "MAX_LINE_BYTES", 1000)
     with pytest.raises(BadInput, match=r"line 2: longer than 1,000 bytes"):
         documents(written(tmp_path, b'{"text": "a"}\n' + b"x" * 1001), "jsonl")
 

@@ -162,9 +162,8 @@ def prepare(target: RunFile, words: Overrides = None) -> None:
     from triax.spec.load import load_run
     from triax.units import format_count
 
-    tokens = preparing(load_run(target, words or []))
-    index = tokens.index
-    print(f"{format_count(index.num_tokens)} tokens, {format_count(index.num_documents)} documents in {tokens.folder}")
+    corpus = preparing(load_run(target, words or []))
+    print(f"{format_count(corpus.num_tokens)} tokens, {format_count(corpus.num_documents)} documents")
 
 
 @config_app.command("show")

@@ -9,10 +9,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from triax.spec.run import Run
 
 if TYPE_CHECKING:
-    from triax.data.store import TokenStore
+    from triax.data.corpus import Corpus
 
 
-def preparing(run: Run, *, quiet: bool = False) -> "TokenStore":
+def preparing(run: Run, *, quiet: bool = False) -> "Corpus":
     """Return the tokens of ``run``, with a bar on standard error where it is a terminal."""
     from triax.train.corpus import prepare_tokens
 

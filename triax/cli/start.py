@@ -16,7 +16,7 @@ from triax.spec.plan import Plan, make_plan
 from triax.spec.resolve import resolve_layout
 
 if TYPE_CHECKING:
-    from triax.data.store import TokenStore
+    from triax.data.corpus import Corpus
     from triax.train.run_folder import RunFolder
 
 
@@ -105,7 +105,7 @@ def _cluster_of(said: Cluster | None, ranks: int) -> Cluster:
     return shape if said is None else said.model_copy(update=shape.model_dump(include={"servers", "cards_per_server"}))
 
 
-def _tokens(plan: Plan, quiet: bool) -> "TokenStore":
+def _tokens(plan: Plan, quiet: bool) -> "Corpus":
     from triax.cli.progress import preparing
     from triax.data.batch import batches_of
 
@@ -118,11 +118,11 @@ def _tokens(plan: Plan, quiet: bool) -> "TokenStore":
     return tokens
 
 
-def _train_here(plan: Plan, folder: "RunFolder", tokens: "TokenStore", quiet: bool) -> int:
+def _train_here(plan: Plan, folder: "RunFolder", tokens: "Corpus", quiet: bool) -> int:
     from triax.launch.agent import REQUEUE, run_workers
     from triax.train.worker import Order, train_as_rank, work
 
-    order = Order(plan.model_dump_json(), str(folder.path), str(tokens.folder), quiet)
+    order = Order(plan.model_dump_json(), str(folder.path), tokens.address, quiet)
     ranks = plan.cluster.num_cards
     if ranks == 1:
         return train_as_rank(order)

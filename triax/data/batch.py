@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import floor
 
 import numpy as np
 import numpy.typing as npt
 
+from triax.data.corpus import Corpus, Source
+from triax.data.mixture import MixedOrder, Mixture
 from triax.data.order import Indices, SampleOrder, sample_hash
-from triax.data.packing import IGNORE, PackedSequences
-from triax.data.store import TokenStore
+from triax.data.packing import IGNORE, JoinedSequences, PackedSequences
+from triax.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +40,9 @@ class Batches:
     samples however it is cut.
     """
 
-    sequences: PackedSequences
-    order: SampleOrder
+    corpus: Corpus
+    sequences: JoinedSequences
+    order: MixedOrder
 
     def microbatch(
         self,
@@ -65,11 +69,36 @@ class Batches:
     def step_hash(self, first_sample: int, sequences_per_step: int) -> str:
         """Return 16 hexadecimal digits that name the text of a step: the same in every layout."""
         samples = self.step_samples(first_sample, sequences_per_step)
-        return sample_hash(samples, f"{self.sequences.store.index.fingerprint} {self.sequences.seq_len}")
+        return sample_hash(samples, f"{self.corpus.fingerprint} {self.sequences.seq_len}")
 
-    def epoch(self, sample: int) -> float:
-        """Return how often all training sequences were read when ``sample`` is next."""
-        return sample / self.order.epoch_sequences
+    def epochs(self, sample: int) -> dict[str, float]:
+        """Return how often the training sequences of each source, by its name, were read when ``sample`` is next."""
+        names = (source.name for source in self.corpus.sources)
+        return dict(zip(names, self.order.epochs(sample), strict=True))
+
+    def describe_epochs(self, sample: int) -> str:
+        """Return ``epochs`` as logs say it: ``epoch 0.42``, or ``epochs web 0.42, code 1.73`` for several sources."""
+        epochs = self.epochs(sample)
+        if len(epochs) == 1:
+            return f"epoch {next(iter(epochs.values())):.2f}"
+        return "epochs " + ", ".join(f"{name} {epoch:.2f}" for name, epoch in epochs.items())
+
+    def exhausted(self, first_sample: int, stop_sample: int) -> tuple[str, ...]:
+        """Return a sentence for each source whose last unread sequence is read by samples first to stop - 1."""
+        before, after = self.epochs(first_sample), self.epochs(stop_sample)
+        return tuple(
+            f"source {name} was read to its end {_times(floor(after[name]))} and is read from the start again"
+            for name in before
+            if floor(after[name]) > floor(before[name])
+        )
+
+    def source_of(self, sequence: int) -> Source:
+        """Return the source that the sequence numbered ``sequence`` belongs to."""
+        for source, order in zip(self.corpus.sources, self.order.orders, strict=True):
+            if sequence < order.num_sequences:
+                return source
+            sequence -= order.num_sequences
+        raise IndexError(f"no sequence {sequence} beyond the last")
 
     def eval_batch(self, first: int, count: int) -> Batch:
         """Return ``count`` held-out sequences from the one numbered ``first`` on.
@@ -99,8 +128,47 @@ class Batches:
 
 
 def batches_of(
-    store: TokenStore, *, seq_len: int, attend_across_documents: bool, eval_sequences: int, seed: int
+    corpus: Corpus, *, seq_len: int, attend_across_documents: bool, eval_sequences: int, seed: int
 ) -> Batches:
-    """Return the microbatches of a run over ``store``; raise BadInput where it is too small for the run."""
-    sequences = PackedSequences(store, seq_len, attend_across_documents)
-    return Batches(sequences, SampleOrder(len(sequences), eval_sequences, seed))
+    """Return the microbatches of a run over ``corpus``; raise BadInput where it is too small for the run."""
+    sources = corpus.sources
+    parts = [_parts(source, seq_len, attend_across_documents, is_alone=len(sources) == 1) for source in sources]
+    total = sum(source.weight for source in sources)
+    order = MixedOrder(
+        Mixture(tuple(source.weight / total for source in sources), seed),
+        tuple(
+            _order(source, sum(map(len, its)), eval_sequences, seed, is_alone=len(sources) == 1)
+            for source, its in zip(sources, parts, strict=True)
+        ),
+        eval_sequences,
+        holds_out_its_own=any(source.eval_sequences is not None for source in sources),
+    )
+    return Batches(corpus, JoinedSequences.of(part for its in parts for part in its), order)
+
+
+def _parts(source: Source, seq_len: int, attend_across_documents: bool, *, is_alone: bool) -> list[PackedSequences]:
+    """Return the sequences of the stores of ``source`` that are long enough to have one."""
+    long_enough = [store for store in source.stores if store.index.num_tokens > seq_len]
+    if not long_enough and not is_alone:
+        most = max(store.index.num_tokens for store in source.stores)
+        raise BadInput(
+            f"Source {source.name} has {most:,} tokens, fewer than one sequence of data.seq_len={seq_len:,} and the "
+            f"token after it: give it more text, or leave it out."
+        )
+    return [PackedSequences(store, seq_len, attend_across_documents) for store in long_enough or source.stores[:1]]
+
+
+def _order(source: Source, num_sequences: int, eval_sequences: int, seed: int, *, is_alone: bool) -> SampleOrder:
+    """Return the order of one source, which does not depend on the others."""
+    held_out = eval_sequences if source.eval_sequences is None else source.eval_sequences
+    if held_out >= num_sequences and not is_alone:
+        asked = "eval.sequences" if source.eval_sequences is None else "its eval_sequences"
+        raise BadInput(
+            f"{asked}={held_out:,} leaves none of the {num_sequences:,} sequences of source {source.name} to train on: "
+            f"give each [[data.source]] eval_sequences of its own, at most {num_sequences - 1:,} for this one."
+        )
+    return SampleOrder(num_sequences, held_out, seed)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else "twice" if count == 2 else f"{count:,} times"

@@ -20,6 +20,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from triax.errors import BadInput
+from triax.spec.value import fingerprint
 
 Stamp = tuple[int, int, int]
 """Bytes, time of modification and time of change (ns): what differs if a file was written to."""
@@ -38,6 +39,23 @@ def stamp(path: Path) -> Stamp:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def identify(paths: Sequence[Path], cache_folder: Path) -> tuple[list[Stamp], list[str]]:
+    """Return the stamp and the SHA-256 of each file, with a memo of these files in ``cache_folder``."""
+    name = fingerprint([str(path.absolute()) for path in paths])
+    stamps = [stamp(path) for path in paths]
+    memo_path = cache_folder / "contents" / f"{name}.json"
+    with suppress(OSError):  # it is said when there is something that must be written
+        memo_path.parent.mkdir(parents=True, exist_ok=True)
+    return stamps, hash_files(paths, memo_path)
+
+
+def require_unchanged(paths: Sequence[Path], stamps: Sequence[Stamp]) -> None:
+    """Raise BadInput where a file was written to since it had its stamp."""
+    for path, before in zip(paths, stamps, strict=True):
+        if stamp(path) != before:
+            raise BadInput(f"{path} was changed while it was read: start again when it is complete.")
 
 
 def hash_files(paths: Sequence[Path], memo_path: Path) -> list[str]:

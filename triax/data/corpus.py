@@ -1,124 +1,151 @@
-"""Which files, in which order, does a list of paths, folders and patterns stand for?
+"""Which tokens does a run read, in which proportions, and how are they all prepared?"""
 
-The order is part of the result of a run, so it never depends on the file system: the words keep their order, and what a
-folder or a pattern stands for is sorted by path.
-"""
-
-import glob
-import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Final, Literal
 
-from triax.data.source import Format, SourceFile
+from triax.data.files import TOKEN_FORMATS, find_source_files
+from triax.data.in_place import store_in_place
+from triax.data.pieces import SourceFile
+from triax.data.prepare import Progress, prepare
+from triax.data.store import TokenStore, open_store
+from triax.data.tokenizer import Tokenizer
 from triax.errors import BadInput
-
-ENDINGS: Final[dict[Format, tuple[str, ...]]] = {
-    "text": (".txt", ".text", ".md", ".rst", ".tex"),
-    "jsonl": (".jsonl", ".ndjson"),
-}
-"""The endings a folder is searched for. A file that is named itself may have any other."""
-
-_NOT_TEXT: Final = frozenset((
-    ".7z", ".arrow", ".bin", ".bz2", ".csv", ".gguf", ".gz", ".idx", ".json", ".npy", ".npz", ".parquet", ".pdf", ".pt",
-    ".pyc", ".safetensors", ".so", ".tar", ".tgz", ".tsv", ".xz", ".zip", ".zst",
-))  # fmt: skip
-"""Endings whose content is not read as text unless the format says so."""
+from triax.spec.data import DataSpec, SourceSpec
+from triax.spec.value import fingerprint
 
 
-def find_files(
-    words: Sequence[str], *, file_format: Literal["auto"] | Format = "auto", extensions: Sequence[str] = ()
-) -> tuple[SourceFile, ...]:
-    """Return the files that ``words`` (files, folders, glob patterns) stand for, in their fixed order.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Tokens that are read as one: those of some texts, or some files of tokens."""
 
-    Folders, also those a pattern matches, are searched to any depth for files ending in one of ``extensions``, or,
-    where none is given, in what ``file_format`` reads (``ENDINGS``); names that start with a dot are left out. Raises
-    BadInput where a word stands for nothing, where two stand for the same file, and where ``auto`` cannot tell what a
-    file is.
+    name: str
+    stores: tuple[TokenStore, ...]
+    weight: Fraction = Fraction(1)
+    """Share of the sequences of training, relative to the other sources."""
+    eval_sequences: int | None = None
+    """Sequences held out of this source; None: as many as the run measures of all sources together."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its stores."""
+        return sum(store.index.num_tokens for store in self.stores)
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """All that a run reads. Its order is part of the run: sources, and the stores of each, one after another."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all sources."""
+        return sum(source.num_tokens for source in self.sources)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents of all sources."""
+        return sum(store.index.num_documents for store in self.stores)
+
+    @property
+    def stores(self) -> tuple[TokenStore, ...]:
+        """The stores of all sources."""
+        return tuple(store for source in self.sources for store in source.stores)
+
+    @property
+    def fingerprint(self) -> str:
+        """Names what the numbers of sequences count: one store's own name, or one made of the names of several."""
+        names = [[store.index.fingerprint for store in source.stores] for source in self.sources]
+        return names[0][0] if len(self.stores) == 1 else fingerprint(names)
+
+    @property
+    def address(self) -> str:
+        """What another process of this server needs to open the same corpus."""
+        return json.dumps(
+            [
+                {
+                    "name": source.name, "stores": [str(store.folder) for store in source.stores],
+                    "weight": str(source.weight), "eval_sequences": source.eval_sequences,
+                }
+                for source in self.sources
+            ]
+        )  # fmt: skip
+
+
+def corpus_of(*stores: TokenStore) -> Corpus:
+    """Return a corpus of one source that has ``stores``."""
+    return Corpus((Source("train", stores),))
+
+
+def open_corpus(address: str) -> Corpus:
+    """Return the corpus that another process prepared; raise TornStore where one of its stores is not there."""
+    return Corpus(tuple(
+        Source(
+            said["name"], tuple(open_store(Path(folder)) for folder in said["stores"]), Fraction(said["weight"]),
+            said["eval_sequences"],
+        )
+        for said in json.loads(address)
+    ))  # fmt: skip
+
+
+def prepare_corpus(
+    data: DataSpec,
+    tokenizer: Tokenizer,
+    cache_folder: Path,
+    *,
+    num_processes: int | None = None,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Return what ``data`` says, from the cache or made now with ``num_processes``; see ``prepare``.
+
+    Raises BadInput where files cannot be used. ``progress`` hears of the bytes of all sources.
     """
-    wanted = tuple(f".{ending.lower().removeprefix('.')}" for ending in extensions) or _endings(file_format)
-    files: list[SourceFile] = []
-    named_by: dict[str, str] = {}
-    for word in words:
-        for path in _paths(word, wanted):
-            identity = os.path.realpath(path)
-            if identity in named_by:
-                first = named_by[identity]
-                raise BadInput(f"{path} is in data.train twice, by {first!r} and by {word!r}: name it once.")
-            named_by[identity] = word
-            files.append(SourceFile(path, _format_of(path) if file_format == "auto" else file_format))
-    return tuple(files)
+    found = [find_source_files(source) for source in data.sources]
+    sizes = [sum(_size(file) for file in files) for files in found]
+    sources = []
+    for number, (said, files, weight) in enumerate(zip(data.sources, found, data.weights, strict=True)):
+        before, total = sum(sizes[:number]), sum(sizes)
+
+        def told(done: int, its_total: int, before: int = before, total: int = total) -> None:
+            del its_total
+            if progress is not None:
+                progress(before + done, total)
+
+        stores = _stores(said, files, tokenizer, cache_folder, num_processes, told)
+        assert said.name is not None
+        sources.append(Source(said.name, stores, weight, said.eval_sequences))
+    return Corpus(tuple(sources))
 
 
-def _endings(file_format: Literal["auto"] | Format) -> tuple[str, ...]:
-    if file_format == "auto":
-        return tuple(ending for endings in ENDINGS.values() for ending in endings)
-    return ENDINGS[file_format]
+def _stores(
+    said: SourceSpec,
+    files: tuple[SourceFile, ...],
+    tokenizer: Tokenizer,
+    cache_folder: Path,
+    num_processes: int | None,
+    progress: Progress,
+) -> tuple[TokenStore, ...]:
+    """Return the stores of one source: one for all its texts, or one for each file of tokens."""
+    with_tokens = [file for file in files if file.format in TOKEN_FORMATS]
+    if 0 < len(with_tokens) < len(files):
+        text = next(file for file in files if file.format not in TOKEN_FORMATS)
+        raise BadInput(
+            f"{with_tokens[0].path} holds tokens and {text.path} text: give each a [[data.source]] of its own."
+        )
+    if with_tokens:
+        return tuple(store_in_place(file, tokenizer, cache_folder, progress) for file in files)
+    assert said.text_field is not None
+    return (
+        prepare(
+            files, tokenizer, cache_folder,
+            text_field=said.text_field, num_processes=num_processes, progress=progress,
+        ),
+    )  # fmt: skip
 
 
-def _format_of(path: Path) -> Format:
-    ending = path.suffix.lower()
-    if ending in _NOT_TEXT:
-        raise BadInput(f'{path}: data.format = "auto" reads no {ending} files; say "text" or "jsonl" if it is one.')
-    return "jsonl" if ending in ENDINGS["jsonl"] else "text"
-
-
-def _paths(word: str, wanted: tuple[str, ...]) -> list[Path]:
-    path = Path(word).expanduser()
-    # A name that exists is taken as it is, also if it holds a bracket or a star.
-    if os.path.lexists(path):
-        return _search(path, wanted) if path.is_dir() else [_readable(path)]
-    if not glob.has_magic(word):
-        raise BadInput(f"{path} is missing: data.train needs files, folders or patterns that exist.")
-    matches = [Path(match) for match in glob.iglob(str(path), recursive=True)]
-    found = {match for match in matches if match.is_file()}
-    for folder in matches:
-        if folder.is_dir():
-            found.update(file for file in _walk(folder, frozenset()) if file.name.lower().endswith(wanted))
-    if not found:
-        what = f"only folders, none with a file ending in {' '.join(wanted)}" if matches else "no file"
-        raise BadInput(f"The pattern {str(path)!r} in data.train matches {what}.")
-    return sorted(found, key=lambda file: file.parts)
-
-
-def _readable(path: Path) -> Path:
-    if not path.is_file():
-        what = "a link to nothing" if path.is_symlink() and not path.exists() else "not a regular file"
-        raise BadInput(f"{path} is {what}: data.train needs files, folders or patterns.")
-    return path
-
-
-def _search(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
-    found = sorted(_walk(folder, frozenset()), key=lambda file: file.parts)
-    taken = [file for file in found if file.name.lower().endswith(wanted)]
-    if not taken:
-        raise BadInput(f"{folder} holds no file ending in {' '.join(wanted)}{_instead(found)}.")
-    return taken
-
-
-def _instead(found: Iterable[Path]) -> str:
-    """Say what a folder holds in place of what was looked for."""
-    counts = Counter(path.suffix.lower() for path in found if path.suffix)
-    if not counts:
-        return ""
-    ending, count = counts.most_common(1)[0]
-    return f'; it has {count:,} ending in {ending}: data.extensions = ["{ending}"] takes those'
-
-
-def _walk(folder: Path, parents: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    """Yield the regular files below ``folder``, through links too, but into no folder that is its own parent."""
-    try:
-        status = folder.stat()
-        identity = (status.st_dev, status.st_ino)
-        if identity in parents:
-            return
-        for entry in os.scandir(folder):
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                yield from _walk(Path(entry.path), parents | {identity})
-            elif entry.is_file():
-                yield Path(entry.path)
-    except OSError as error:
-        raise BadInput(f"{folder} cannot be searched: {error.strerror or error}.") from None
+def _size(file: SourceFile) -> int:
+    """Return the bytes that are read of ``file``; of a pair of files, of the one with the tokens."""
+    path = file.path.with_suffix(".bin") if file.format == "megatron" else file.path
+    return path.stat().st_size if path.exists() else 0

@@ -22,7 +22,7 @@ _FEWEST_BITS: Final = 5
 """Halves of one bit know too few functions: with these, all 5,040 orders of 7 are equally frequent (chi-squared), and
 with the 3 bits that 7 needs they are not."""
 
-_GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio, made odd: the step of SplitMix64's counter."""
 
 
@@ -56,7 +56,7 @@ class SampleOrder:
         if numbers.size and numbers.min() < 0:
             raise ValueError(f"no sample is numbered {numbers.min()}")
         epochs, places = np.divmod(numbers.ravel(), self.epoch_sequences)
-        keys = _mix(_key(self.seed, "train") + epochs.astype(np.uint64) * _GOLDEN_GAMMA)
+        keys = mix(key_of(self.seed, "train") + epochs.astype(np.uint64) * GOLDEN_GAMMA)
         shuffled = permute(places, self.epoch_sequences, keys)
         sequences = self._split(shuffled + self.eval_sequences)
         return epochs.reshape(numbers.shape), sequences.reshape(numbers.shape)
@@ -70,7 +70,7 @@ class SampleOrder:
 
     def _split(self, places: Indices) -> Indices:
         """The held-out sequences are the first of one fixed permutation of all, and training has the rest."""
-        return permute(places, self.num_sequences, _key(self.seed, "split"))
+        return permute(places, self.num_sequences, key_of(self.seed, "split"))
 
 
 def permute(places: npt.ArrayLike, size: int, keys: npt.NDArray[np.uint64]) -> Indices:
@@ -104,7 +104,7 @@ def sample_hash(sequences: npt.ArrayLike, corpus: str = "") -> str:
     return hashlib.blake2b(f"{corpus}\n".encode() + numbers.tobytes(), digest_size=8).hexdigest()
 
 
-def _key(seed: int, purpose: str) -> npt.NDArray[np.uint64]:
+def key_of(seed: int, purpose: str) -> npt.NDArray[np.uint64]:
     """Return one uint64, unrelated for different purposes and for neighbouring seeds.
 
     An array, since numpy lets the integers of arrays wrap around in silence and those of scalars not.
@@ -125,13 +125,13 @@ def _feistel(x: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uint64])
     left, right = x >> right_bits, x & ((one << right_bits) - one)
     left_mask, right_mask = (one << left_bits) - one, (one << right_bits) - one
     for _ in range(_ROUNDS):
-        keys = keys + _GOLDEN_GAMMA
-        left, right = right, left ^ (_mix(_mix(keys) + right) & left_mask)
+        keys = keys + GOLDEN_GAMMA
+        left, right = right, left ^ (mix(mix(keys) + right) & left_mask)
         left_mask, right_mask = right_mask, left_mask
     return left << right_bits | right
 
 
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return each ``x`` with its bits stirred: the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
     doi:10.1145/2660193.2660195, figure 16; constants of Stafford's variant 13)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

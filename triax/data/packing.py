@@ -5,7 +5,10 @@ are already shifted: the label of a token is the token after it, also for the la
 the sequence, by context or by tensor parallelism, has to look across its edge.
 """
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -73,3 +76,38 @@ class PackedSequences:
         lengths = np.diff(starts, append=self.seq_len)
         positions = np.arange(self.seq_len) - np.repeat(starts, lengths)
         return TokenSequence(tokens, labels, positions, lengths.astype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSequences:
+    """The sequences of several stores, one store after another; none reaches from one store into the next."""
+
+    parts: tuple[PackedSequences, ...]
+    lasts: tuple[int, ...]
+    """Of each part: how many sequences it and those before it have."""
+
+    @classmethod
+    def of(cls, parts: Iterable[PackedSequences]) -> "JoinedSequences":
+        """Return the sequences of ``parts``, of which there is at least one; all are cut alike."""
+        parts = tuple(parts)
+        return cls(parts, tuple(accumulate(map(len, parts))))
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in one sequence."""
+        return self.parts[0].seq_len
+
+    @property
+    def attend_across_documents(self) -> bool:
+        """Whether a sequence counts as one document."""
+        return self.parts[0].attend_across_documents
+
+    def __len__(self) -> int:
+        return self.lasts[-1]
+
+    def __getitem__(self, sequence: int) -> TokenSequence:
+        """Return the sequence numbered ``sequence``, from 0."""
+        if not 0 <= sequence < len(self):
+            raise IndexError(f"sequence {sequence} is not in range({len(self)})")
+        part = bisect_right(self.lasts, sequence)
+        return self.parts[part][sequence - (self.lasts[part - 1] if part else 0)]

@@ -3,7 +3,8 @@
 A store is a folder of three files: ``tokens.bin`` has all tokens (little-endian uint16, or uint32 for vocabularies
 above 65,536), ``documents.bin`` where each document starts and where the last one ends (little-endian int64), and
 ``index.json`` says what they are. A store is written in a folder of another name, flushed, and renamed: if it is there,
-it is whole, unless the disk or a hand has damaged it since.
+it is whole, unless the disk or a hand has damaged it since. Tokens that another tool has prepared are not copied: the
+store of such a file has no ``tokens.bin``, and its index says where the file is.
 """
 
 import errno
@@ -12,7 +13,6 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,9 @@ from pydantic import Field, ValidationError
 from triax.data.content import hash_files
 from triax.data.tokenizer import Tokenizer
 from triax.errors import BadInput
+from triax.spec.data import TokenDtype
 from triax.spec.value import Value
+from triax.units import format_bytes
 
 FORMAT_VERSION: Final = 1
 
@@ -39,6 +41,15 @@ _ABANDONED_AFTER_S: Final = 24 * 3600
 
 class TornStore(BadInput):
     """A folder that should hold a store has none that is whole. Preparing again replaces it."""
+
+
+class TokensInPlace(Value):
+    """Tokens that lie in a file of another tool, one after another and little-endian."""
+
+    path: str
+    dtype: TokenDtype
+    offset_bytes: int = Field(ge=0)
+    """Bytes of the file before the first token."""
 
 
 class StoreIndex(Value):
@@ -56,6 +67,7 @@ class StoreIndex(Value):
     source_bytes: int = Field(ge=0)
     tokens_sha256: str
     documents_sha256: str
+    in_place: TokensInPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +78,7 @@ class TokenStore:
     """Where ``open_store`` finds it, in this process or another."""
     index: StoreIndex
     tokens: npt.NDArray[Any]
-    """(num_tokens,) uint16 or uint32"""
+    """(num_tokens,) integers in [0, vocab_size)"""
     document_starts: npt.NDArray[np.int64]
     """(num_documents + 1,): ascending from 0 to num_tokens; document i is tokens[starts[i]:starts[i + 1]]"""
 
@@ -87,20 +99,24 @@ def open_store(folder: Path) -> TokenStore:
         raise TornStore(f"{folder} holds no prepared tokens: {INDEX_FILE}: {error.strerror or error}.") from None
     except ValidationError:
         raise TornStore(f"{folder} holds no prepared tokens of format {FORMAT_VERSION}: see {INDEX_FILE}.") from None
-    tokens = _map(folder / TOKENS_FILE, np.dtype(f"<u{index.token_bytes}"), index.num_tokens)
+    if index.in_place is None:
+        tokens = _map(folder / TOKENS_FILE, np.dtype(f"<u{index.token_bytes}"), index.num_tokens)
+    else:
+        dtype = np.dtype(index.in_place.dtype).newbyteorder("<")
+        tokens = _map(Path(index.in_place.path), dtype, index.num_tokens, index.in_place.offset_bytes)
     starts = _map(folder / DOCUMENTS_FILE, np.dtype("<i8"), index.num_documents + 1)
     if starts[0] != 0 or starts[-1] != index.num_tokens:
         raise TornStore(f"{folder / DOCUMENTS_FILE} does not cover the {index.num_tokens:,} tokens beside it.")
     return TokenStore(folder, index, tokens, starts)
 
 
-def _map(path: Path, dtype: "np.dtype[Any]", length: int) -> npt.NDArray[Any]:
-    expected = length * dtype.itemsize
+def _map(path: Path, dtype: "np.dtype[Any]", length: int, offset_bytes: int = 0) -> npt.NDArray[Any]:
+    expected = offset_bytes + length * dtype.itemsize
     try:
         found = path.stat().st_size
         if found != expected:
             raise TornStore(f"{path} has {found:,} bytes in place of {expected:,}.")
-        return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset_bytes, shape=(length,))
     except OSError as error:
         raise TornStore(f"{path} cannot be read: {error.strerror or error}.") from None
 
@@ -108,16 +124,18 @@ def _map(path: Path, dtype: "np.dtype[Any]", length: int) -> npt.NDArray[Any]:
 def verify_store(folder: Path) -> TokenStore:
     """Return the store in ``folder``; raise TornStore unless every byte is as it was written.
 
-    Reads the files whole when they are new or were touched, and by a memo beside them not again.
+    Reads the files whole when they are new or were touched, and by a memo beside them not again. Tokens that lie in
+    place are not read: their checksum is part of the fingerprint by which a store is found.
     """
     index = open_store(folder).index
-    paths = [folder / TOKENS_FILE, folder / DOCUMENTS_FILE]
+    written = {folder / TOKENS_FILE: index.tokens_sha256} if index.in_place is None else {}
+    written[folder / DOCUMENTS_FILE] = index.documents_sha256
     try:
-        hashes = hash_files(paths, folder / "verified.json")
+        hashes = hash_files(list(written), folder / "verified.json")
     except BadInput as error:  # another process is just replacing it
         raise TornStore(str(error)) from None
-    for path, found, written in zip(paths, hashes, (index.tokens_sha256, index.documents_sha256), strict=True):
-        if found != written:
+    for path, found in zip(written, hashes, strict=True):
+        if found != written[path]:
             raise TornStore(f"{path} was damaged after it was written: its checksum differs.")
     # Mapped only now: what was mapped before the files were read could be a damaged store that another process has
     # replaced meanwhile. What replaces a store is whole.
@@ -130,16 +148,20 @@ class StoreWriter:
     Methods raise OSError where the disk does.
     """
 
-    def __init__(self, folder: Path, dtype: "np.dtype[Any]") -> None:
-        """Start a store that will be published as ``folder``, and remove those that killed processes left there."""
+    def __init__(self, folder: Path, dtype: "np.dtype[Any]", in_place: TokensInPlace | None = None) -> None:
+        """Start a store that will be published as ``folder``, and remove those that killed processes left there.
+
+        Its tokens will be of ``dtype``, or lie ``in_place``.
+        """
         self._folder = folder
         self._dtype = dtype
+        self._in_place = in_place
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
         self._temporary = _sibling(folder)
         self._temporary.mkdir()
         try:
-            self._tokens = _HashedFile(self._temporary / TOKENS_FILE)
+            self._tokens = _HashedFile(self._temporary / TOKENS_FILE) if in_place is None else None
             self._documents = _HashedFile(self._temporary / DOCUMENTS_FILE)
         except OSError:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -152,19 +174,29 @@ class StoreWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tokens.abandon()
+        if self._tokens is not None:
+            self._tokens.abandon()
         self._documents.abandon()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def append(self, tokens: npt.NDArray[np.uint32], document_ends: Sequence[int]) -> None:
+    def append(self, tokens: npt.NDArray[np.unsignedinteger[Any]], document_ends: npt.ArrayLike) -> None:
         """Write ``tokens`` (T,); a document ends before each offset of ``document_ends`` (ascending, in (0, T])."""
+        assert self._tokens is not None
         self._tokens.write(tokens.astype(self._dtype))
-        self._documents.write(np.asarray(document_ends, dtype="<i8") + self.num_tokens)
-        self.num_tokens += len(tokens)
-        self.num_documents += len(document_ends)
+        self.append_in_place(len(tokens), document_ends)
 
-    def publish(self, fingerprint: str, tokenizer: Tokenizer, source_bytes: int) -> TokenStore:
-        """Make the store visible, whole, and return it; where another process was faster, return its equal store."""
+    def append_in_place(self, num_tokens: int, document_ends: npt.ArrayLike) -> None:
+        """Count the next ``num_tokens`` of those in place; documents end among them as in ``append``."""
+        ends = np.asarray(document_ends, dtype="<i8")
+        self._documents.write(ends + self.num_tokens)
+        self.num_tokens += num_tokens
+        self.num_documents += len(ends)
+
+    def publish(self, fingerprint: str, tokenizer: Tokenizer, source_bytes: int, tokens_sha256: str = "") -> TokenStore:
+        """Make the store visible, whole, and return it; where another process was faster, return its equal store.
+
+        ``tokens_sha256`` is that of a file of tokens in place.
+        """
         index = StoreIndex(
             fingerprint=fingerprint,
             tokenizer=tokenizer.name,
@@ -174,8 +206,9 @@ class StoreWriter:
             num_tokens=self.num_tokens,
             num_documents=self.num_documents,
             source_bytes=source_bytes,
-            tokens_sha256=self._tokens.close(),
+            tokens_sha256=tokens_sha256 if self._tokens is None else self._tokens.close(),
             documents_sha256=self._documents.close(),
+            in_place=self._in_place,
         )
         index_file = _HashedFile(self._temporary / INDEX_FILE)
         index_file.write(np.frombuffer(index.model_dump_json(indent=1).encode(), dtype=np.uint8))
@@ -192,6 +225,17 @@ class StoreWriter:
         return replace(store, folder=self._folder)
 
 
+def cannot_write(cache_folder: Path, most_bytes: int, error: OSError, *, keeps_parts: bool = False) -> BadInput:
+    """Return why the cache cannot be written, and what would help."""
+    reason = error.strerror or str(error)
+    most = format_bytes(most_bytes)
+    message = f"Prepared tokens cannot be written to {cache_folder}: {reason}; up to {most} are needed there"
+    with suppress(OSError):  # the folder could not even be made
+        message += f" and {format_bytes(shutil.disk_usage(cache_folder).free)} are free"
+    kept = "; what is finished was kept" if keeps_parts else ""
+    return BadInput(f"{message}: make room, or set data.cache_dir to another folder{kept}.")
+
+
 class _HashedFile:
     """A new file that knows the checksum of what was written to it."""
 
@@ -200,7 +244,7 @@ class _HashedFile:
         self._hash = hashlib.sha256()
 
     def write(self, array: npt.NDArray[Any]) -> None:
-        content = array.tobytes()
+        content = array.view(np.uint8).data
         self._stream.write(content)
         self._hash.update(content)
 

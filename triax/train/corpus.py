@@ -5,9 +5,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from triax.data.corpus import find_files
-from triax.data.prepare import Progress, prepare
-from triax.data.store import TokenStore, open_store
+from triax.data.corpus import Corpus, open_corpus, prepare_corpus
+from triax.data.prepare import Progress
 from triax.data.tokenizer import check_fits, load_tokenizer
 from triax.spec.run import Run
 
@@ -18,13 +17,11 @@ _PATIENCE: Final = timedelta(hours=24)
 """Preparing a corpus may take hours, and no rank has anything else to do meanwhile."""
 
 
-def prepare_tokens(run: Run, progress: Progress | None = None) -> TokenStore:
+def prepare_tokens(run: Run, progress: Progress | None = None, *, num_processes: int | None = None) -> Corpus:
     """Return the tokens of ``run``, made now or found in the cache; raise BadInput where the corpus cannot be used."""
-    data = run.data
-    tokenizer = load_tokenizer(data.tokenizer)
+    tokenizer = load_tokenizer(run.data.tokenizer)
     check_fits(tokenizer, run.model.vocab_size)
-    files = find_files(data.train, file_format=data.format, extensions=data.extensions)
-    return prepare(files, tokenizer, cache_folder(run), text_field=data.text_field, progress=progress)
+    return prepare_corpus(run.data, tokenizer, cache_folder(run), num_processes=num_processes, progress=progress)
 
 
 def cache_folder(run: Run) -> Path:
@@ -35,12 +32,12 @@ def cache_folder(run: Run) -> Path:
     return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "triax"
 
 
-def share_tokens(run: Run, store: "Store", server: int, *, is_first_of_server: bool) -> TokenStore:
+def share_tokens(run: Run, store: "Store", server: int, *, is_first_of_server: bool) -> Corpus:
     """Return the tokens of ``run``; the first rank of each server prepares them while its neighbours wait."""
     key = f"triax/tokens/{server}"
     if is_first_of_server:
-        tokens = prepare_tokens(run)
-        store.set(key, str(tokens.folder))
-        return tokens
+        corpus = prepare_tokens(run)
+        store.set(key, corpus.address)
+        return corpus
     store.wait([key], _PATIENCE)
-    return open_store(Path(store.get(key).decode()))
+    return open_corpus(store.get(key).decode())

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from triax.checkpoint.save import CheckpointWriter
 from triax.data.batch import Batches, batches_of
-from triax.data.store import TokenStore
+from triax.data.corpus import Corpus
 from triax.errors import Preempted, StoppedByGuard, TriaxError
 from triax.parallel.launch import Process
 from triax.parallel.mesh import build_mesh, data_mesh
@@ -37,7 +37,7 @@ _ATTENTION_SAMPLE = 256
 """Sequences whose documents are measured to know how far attention reaches."""
 
 
-def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *, quiet: bool = False) -> None:
+def train(plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, quiet: bool = False) -> None:
     """Train ``plan`` from the newest checkpoint in ``folder`` (or from the start) to its last step.
 
     Raises Preempted where a signal asked to stop and the state was saved, StoppedByGuard where numbers cannot be right,
@@ -48,7 +48,7 @@ def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *
     stages = place(run.model, layout, run.precision, mesh, process.device)
     optimizer = Optimizer(stages, run.model, run.optimizer, process.device)
     batches = batches_of(
-        tokens, seq_len=run.data.seq_len, attend_across_documents=run.data.attend_across_documents,
+        corpus, seq_len=run.data.seq_len, attend_across_documents=run.data.attend_across_documents,
         eval_sequences=run.eval.sequences, seed=run.train.seed,
     )  # fmt: skip
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
@@ -57,7 +57,7 @@ def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *
         process.device,
     )  # fmt: skip
     disk_group = dist.new_group(backend="gloo")
-    data_fingerprint = tokens.index.fingerprint
+    data_fingerprint = corpus.fingerprint
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
     if checkpoint is None:
         initialise(stages, run.model, run.train.seed)
@@ -88,7 +88,7 @@ def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) 
     run = plan.run
     lines = [
         f"{format_count(num_parameters(run.model))} parameters, {format_count(run.tokens_per_step)} tokens a step, "
-        f"{run.train.steps} steps, {format_count(batches.sequences.store.index.num_tokens)} tokens of text "
+        f"{run.train.steps} steps, {format_count(batches.corpus.num_tokens)} tokens of text "
         f"(run {plan.fingerprint})",
         f"layout: {plan.layout.describe()}, {plan.layout.microbatches} microbatches of "
         f"{plan.layout.sequences_per_microbatch} x {run.data.seq_len} tokens on {process.world_size} ranks",
@@ -96,8 +96,8 @@ def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) 
     if state.step:
         rate = learning_rate(state.step, run.learning_rate, run.train.steps)
         lines.append(
-            f"resumed: step {state.step}, {format_count(state.tokens)} tokens, next sample {state.next_sample} (epoch "
-            f"{batches.epoch(state.next_sample):.2f}), lr {rate:.2e}; weights and optimizer state restored"
+            f"resumed: step {state.step}, {format_count(state.tokens)} tokens, next sample {state.next_sample} "
+            f"({batches.describe_epochs(state.next_sample)}), lr {rate:.2e}; weights and optimizer state restored"
         )
     return "\n".join(lines)
 

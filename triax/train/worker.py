@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch.distributed import Store
 
-from triax.data.store import open_store
+from triax.data.corpus import open_corpus
 from triax.errors import TriaxError
 from triax.parallel.launch import Process, peers, process_from_environment
 from triax.spec.plan import Plan
@@ -33,7 +33,7 @@ class Order:
     folder: str
     """The run's folder."""
     tokens: str | None
-    """Folder of prepared tokens; None: this server's first rank prepares them."""
+    """Address of the prepared corpus; None: this server's first rank prepares them."""
     quiet: bool = False
 
 
@@ -61,7 +61,7 @@ def train_as_rank(order: Order) -> int:
         process = process_from_environment()
         with peers(process, plan.run.train.timeout_s) as store:
             if order.tokens is not None:
-                tokens = open_store(Path(order.tokens))
+                tokens = open_corpus(order.tokens)
             else:
                 server = process.rank // process.local_world_size
                 tokens = share_tokens(plan.run, store, server, is_first_of_server=process.local_rank == 0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from triax.data.corpus import find_files
+from triax.data.files import find_files
 from triax.errors import BadInput
 
 
@@ -13,7 +13,7 @@ from triax.errors import BadInput
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tree made in an order that is not its sorted one."""
     monkeypatch.chdir(tmp_path)
-    for name in ("b/z.txt", "b/a.jsonl", "a.txt", "b.txt", "b/c/d.MD", "code/x.py", "code/y.py", "data.parquet",
+    for name in ("b/z.txt", "b/a.jsonl", "a.txt", "b.txt", "b/c/d.MD", "code/x.py", "code/y.py", "code/data.pdf",
                  ".git/config.txt", "b/.hidden.txt"):  # fmt: skip
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def test_words_keep_their_order() -> None:
         (["b/*"], {}, ["b/a.jsonl", "b/c/d.MD", "b/z.txt"]),
         (["b/**"], {}, ["b/a.jsonl", "b/c/d.MD", "b/z.txt"]),
         (["**/*.txt"], {}, ["a.txt", "b/z.txt", "b.txt"]),
-        (["data.parquet"], {"file_format": "text"}, ["data.parquet"]),
+        (["code/data.pdf"], {"file_format": "text"}, ["code/data.pdf"]),
     ],
 )
 def test_words_stand_for_files(words: list[str], options: dict[str, object], found: list[str]) -> None:
@@ -77,7 +77,7 @@ def test_links_are_followed_but_not_round(folder: Path) -> None:
         (["cod*"], {}, r"'cod\*' in data\.train matches only folders, none with a file ending in \.txt"),
         (["code"], {}, r'code holds no file ending in .*; it has 2 ending in \.py: data\.extensions = \["\.py"\]'),
         (["empty"], {}, r"empty holds no file ending in \.txt [^;]*\.$"),
-        (["data.parquet"], {}, r'data\.parquet: data\.format = "auto" reads no \.parquet files'),
+        (["code/data.pdf"], {}, r'data\.pdf: data\.format = "auto" reads no \.pdf files'),
         (["a.txt", "*.txt"], {}, r"a\.txt is in data\.train twice, by 'a\.txt' and by '\*\.txt'"),
         (["dead"], {}, r"dead is a link to nothing"),
         (["pipe"], {}, r"pipe is not a regular file"),
