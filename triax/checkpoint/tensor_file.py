@@ -21,8 +21,8 @@ from triax.checkpoint.format import DTYPES
 from triax.errors import BadInput
 from triax.spec.text_file import parse_json
 
-_LARGEST_HEADER_BYTES: Final = 100_000_000
-"""The library's own limit."""
+_LARGEST_HEADER_BYTES: Final = 32 << 20
+"""About 200,000 tensors. The library reads up to 100 MB, which as Python's objects would take gigabytes."""
 _BUFFER_BYTES: Final = 16 << 20
 _NAME: Final = re.compile(r"[^\x00-\x1f]{1,512}")
 
