@@ -2,24 +2,24 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+import typer.main
 
 from triax.cli.huggingface import huggingface_app
 from triax.errors import BadInput, TriaxError
 
 app = typer.Typer(
     name="triax",
-    no_args_is_help=True,
     add_completion=False,
-    pretty_exceptions_enable=False,
     help="Train a language model split over many cards: the layout changes speed, memory and money, never the losses.",
 )
-checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at saved states.")
-data_app = typer.Typer(no_args_is_help=True, help="Look at what a run reads.")
-config_app = typer.Typer(no_args_is_help=True, help="Look at what a run file says.")
+checkpoint_app = typer.Typer(help="Look at saved states.")
+data_app = typer.Typer(help="Look at what a run reads.")
+config_app = typer.Typer(help="Look at what a run file says.")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
@@ -35,24 +35,66 @@ LayoutOption = Annotated[
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 bad input, 3 stopped by the guard, 75
-    stopped as asked and saved."""
+    """The command ``triax``: run the command line of this process and leave with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command line; return its exit code: 0 done, 1 failed, 2 bad input, 3 stopped by the guard, 75 stopped as
+    asked and saved, 130 interrupted where there was nothing to save.
+
+    What a user should know of a failure is one sentence on standard error.
+    """
+    from triax.train.message import tell, write_anything
+
+    write_anything()
     try:
-        app()
+        code = _invoke(words)
+        sys.stdout.flush()
+        return code
     except TriaxError as error:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"triax: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        if _speaks():
+            tell(str(error))
+        return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away (| head): nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _invoke(words: Sequence[str]) -> int:
+    """Run the verb that ``words`` say; raise BadInput where they say none, or not as it wants them."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("triax", list(words) or ["--help"]) as call:
+            command.invoke(call)
+    except typer.Exit as left:
+        return left.exit_code
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = "triax" if context is None else context.command_path
+        raise BadInput(f"{error.format_message().rstrip('.')}; `{path} --help` says what there is.") from None
+    return 0
+
+
+def _speaks() -> bool:
+    """Return whether this process tells what went wrong: of the ranks of a server the first does, for all of them."""
+    from triax.launch.rank import rank_of_process
+
+    try:
+        rank = rank_of_process(os.environ)
+    except BadInput:
+        return True
+    return rank is None or rank.local_rank == 0
 
 
 @app.command()
 def train(
     target: RunFile,
     words: Overrides = None,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Local processes; absent: one for each card.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Local processes; absent: one for each card.")] = None,
     layout: LayoutOption = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; absent: runs/NAME.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings only.")] = False,
@@ -64,9 +106,7 @@ def train(
     from triax.cli.start import start_training
 
     code = start_training(target, words or [], layout, num_ranks=ranks, run_dir=run_dir, quiet=quiet)
-    if code:
-        sys.stdout.flush()
-        sys.exit(code)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -116,7 +156,11 @@ def list_checkpoints(
     from triax.checkpoint.verify import find_checkpoints, read_checkpoint
     from triax.units import format_bytes
 
-    for found in find_checkpoints(_checkpoints_folder(folder)):
+    folder = _checkpoints_folder(folder)
+    states = find_checkpoints(folder)
+    if not states:
+        print(f"no saved states in {folder}")
+    for found in states:
         if not found.is_complete:
             print(f"{found.folder.name}  not finished")
             continue
@@ -133,12 +177,16 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A run's folder, its checkpoints folder, or one checkpoint.")],
 ) -> None:
     """Check every byte of saved states against their checksums; exit code 1 where one is damaged."""
+    from triax.checkpoint.format import MANIFEST
     from triax.checkpoint.verify import find_checkpoints, verified
 
     folder = _checkpoints_folder(folder)
-    one = [folder] if (folder / "manifest.json").exists() else []
+    is_one = os.path.lexists(folder / MANIFEST)
+    states = [folder] if is_one else [found.folder for found in find_checkpoints(folder) if found.is_complete]
+    if not states:
+        raise BadInput(f"{folder} holds no saved state to verify: give a run's folder, such as runs/NAME.")
     damaged = 0
-    for path in one or [found.folder for found in find_checkpoints(folder) if found.is_complete]:
+    for path in states:
         try:
             verified(path)
             print(f"{path.name}: whole")
@@ -146,13 +194,14 @@ def verify(
             damaged += 1
             print(f"{path.name}: {error}")
     if damaged:
-        raise TriaxError(f"{damaged} of the saved states cannot be trusted.")
+        raise TriaxError(f"{damaged} of {len(states)} saved states cannot be trusted.")
 
 
 def _checkpoints_folder(folder: Path) -> Path:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise BadInput(f"{folder} is no folder: give a run's folder, such as runs/NAME.")
-    return folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+    inside = folder / "checkpoints"
+    return inside if os.path.isdir(inside) else folder
 
 
 @data_app.command()

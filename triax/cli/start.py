@@ -5,107 +5,176 @@ Torch-free until the ranks run: a mistake in a run file is told in a tenth of a 
 
 import os
 from contextlib import ExitStack
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from triax.errors import BadInput, TriaxError
+from triax.errors import BadInput, Preempted, TriaxError
 from triax.spec.check import require_legal
 from triax.spec.cluster import Cluster
+from triax.spec.faults import validated
 from triax.spec.load import layout_words, load_plan, load_run
 from triax.spec.plan import Plan, make_plan
 from triax.spec.resolve import resolve_layout
 
 if TYPE_CHECKING:
     from triax.data.corpus import Corpus
+    from triax.launch.rank import Rank
     from triax.train.run_folder import RunFolder
+    from triax.train.worker import Order
+
+_RANKS_PER_CORE: Final = 32
+"""More processes than this for each core train nothing in reasonable time (*assumed*), and fill the memory first."""
 
 
 def start_training(
     target: Path, overrides: list[str], layout: str | None, *, num_ranks: int | None, run_dir: Path | None, quiet: bool
 ) -> int:
     """Train what the file ``target`` says; return the exit code of the run."""
-    from triax.launch.agent import warm_up
     from triax.launch.environment import torchrun_variables
-    from triax.train.run_folder import RunFolder
+    from triax.launch.rank import forget_leftovers, rank_of_process
+    from triax.train.stop import raised_by_signals
 
+    # What torch's C++ would warn of is said here in a sentence; its errors still show.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.update(torchrun_variables(os.environ))
-    is_rank = "RANK" in os.environ
-    if is_rank and num_ranks is not None:
+    rank = rank_of_process(os.environ)
+    if rank is not None and num_ranks is not None:
         raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
-    plan, text = _read(target, [*overrides, *layout_words(layout or "")], num_ranks)
-    folder = RunFolder(run_dir if run_dir is not None else Path("runs") / _name_of(target))
-    if is_rank:
-        return _train_as_started(plan, folder, text, quiet)
-    with folder.locked():
-        folder.prepare(plan, text)
-        if plan.cluster.num_cards > 1:
-            warm_up("triax.train.worker", num_ranks=plan.cluster.num_cards)
-        tokens = _tokens(plan, quiet)
-        return _train_here(plan, folder, tokens, quiet)
+    with ExitStack() as held:
+        # Until a rank takes over the signals that ask for an end: nothing was done yet, so nothing is lost.
+        with raised_by_signals(Preempted("stopped before the first step, as asked; the same command starts again.")):
+            plan, text = _read(target, [*overrides, *layout_words(layout or "")], rank, num_ranks)
+            folder = _folder_of(target, run_dir)
+            if rank is None:
+                forget_leftovers(os.environ)
+                held.enter_context(folder.locked())
+                order = _prepare(plan, folder, text, quiet)
+                if plan.cluster.num_cards > 1:
+                    return _run_workers(plan, folder, order)
+            else:
+                order = _prepare_as_started(plan, folder, rank, text, quiet, held)
+            from triax.train.worker import leave, train_as_rank
+        code = train_as_rank(order)
+        if code and rank is not None:
+            leave(code)
+        return code
 
 
-def _read(target: Path, overrides: list[str], num_ranks: int | None) -> tuple[Plan, str]:
+def _read(target: Path, overrides: list[str], rank: "Rank | None", num_ranks: int | None) -> tuple[Plan, str]:
     """Return the plan and the text of the run file; a plan.json says no text of its own."""
     if target.suffix == ".json":
         if overrides:
             raise BadInput(f"{target} is a plan and is trained as it is: change the run file instead ({overrides[0]}).")
         plan = load_plan(target)
-        ranks = _world_size(num_ranks, plan.cluster)
-        require_legal(plan.layout, plan.run, _cluster_of(plan.cluster, ranks))
+        require_legal(plan.layout, plan.run, _cluster_of(plan.cluster, rank, num_ranks))
         return plan, ""
     run = load_run(target, overrides)
-    ranks = _world_size(num_ranks, run.cluster)
-    cluster = _cluster_of(run.cluster, ranks)
-    layout = resolve_layout(run, ranks)
+    cluster = _cluster_of(run.cluster, rank, num_ranks)
+    layout = resolve_layout(run, cluster.num_cards)
     require_legal(layout, run, cluster)
-    return make_plan(run, cluster, layout), target.read_text(encoding="utf-8")
+    return make_plan(run, cluster, layout), _text_of(target)
 
 
-def _name_of(target: Path) -> str:
-    """``runs/NAME`` is named after the run file, or after the folder of the run that a plan.json lies in."""
-    return target.resolve().parent.name if target.name == "plan.json" else target.stem
+def _text_of(run_file: Path) -> str:
+    try:
+        return run_file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError):
+        raise BadInput(f"{run_file} was changed while it was read: start again.") from None
 
 
-def _world_size(num_ranks: int | None, cluster: Cluster | None) -> int:
-    if "RANK" in os.environ:
-        said = os.environ.get("WORLD_SIZE", "")
-        if not said.isdecimal() or int(said) < 1:
-            raise BadInput(
-                f"RANK is set and WORLD_SIZE={said!r} is no number: start ranks with torchrun, srun or mpirun, or "
-                f"unset RANK."
-            )
-        return int(said)
+def _folder_of(target: Path, run_dir: Path | None) -> "RunFolder":
+    """Return the run's folder: what was said, the folder of the run that a plan.json lies in, or ``runs/NAME``."""
+    from triax.train.run_folder import RunFolder
+
+    if run_dir is not None:
+        return RunFolder(run_dir)
+    beside = RunFolder(target.parent)
+    if target == beside.plan and beside.is_of_a_run():
+        return beside
+    return RunFolder(Path("runs") / target.stem)
+
+
+def _cluster_of(said: Cluster | None, rank: "Rank | None", num_ranks: int | None) -> Cluster:
+    """Return the cluster that ranks run on: as said where it has as many cards, else this start's shape."""
+    if rank is not None:
+        servers, inside = rank.num_servers, rank.local_world_size
+    else:
+        servers, inside = 1, _num_local_ranks(said, num_ranks)
+    if said is not None and said.num_cards == servers * inside:
+        return said
+    shape = {"servers": servers, "cards_per_server": inside}
+    return validated(Cluster, shape if said is None else said.model_dump() | shape, "the ranks that were started")
+
+
+def _num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
+    """Return how many processes this command starts; raise BadInput where this server cannot have so many."""
+    cards = _num_cards()
     if num_ranks is not None:
-        return num_ranks
-    if cluster is not None and cluster.servers == 1:
-        return cluster.cards_per_server
-    if cluster is not None:
+        ranks = num_ranks
+    elif cluster is None:
+        ranks = max(cards, 1)
+    elif cluster.servers == 1:
+        ranks = cluster.cards_per_server
+    else:
         raise BadInput(
             f"the cluster has {cluster.servers} servers: start this command on each with torchrun, srun or mpirun, or "
             f"say --ranks for processes of this server alone."
         )
-    return max(_num_cards(), 1)
+    if ranks < 1:
+        raise BadInput(f"{ranks} ranks train nothing: start 1 or more.")
+    cores = os.cpu_count() or 1
+    most, why = (cards, f"{cards} cards") if cards else (_RANKS_PER_CORE * cores, f"{cores} cores")
+    if ranks > most:
+        raise BadInput(
+            f"{ranks} ranks are too many for this server of {why}: start at most {most} here, and more on several "
+            f"servers with torchrun, srun or mpirun."
+        )
+    return ranks
 
 
 def _num_cards() -> int:
-    """Return how many NVIDIA cards this server has, without loading CUDA."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is not None:
-        return len([name for name in said.split(",") if name.strip()])
+    """Return how many NVIDIA cards this server has for us, without loading CUDA."""
     driver = Path("/proc/driver/nvidia/gpus")
-    return len(list(driver.iterdir())) if driver.is_dir() else 0
+    if not driver.is_dir():
+        return 0
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return len(list(driver.iterdir()))
+    # As CUDA reads it: the first word that names no card ends the list.
+    names = [name.strip() for name in said.split(",")]
+    return len(list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names)))
 
 
-def _cluster_of(said: Cluster | None, ranks: int) -> Cluster:
-    """Return the cluster that ``ranks`` ranks run on: as said where it has as many cards, else this start's shape."""
-    if said is not None and said.num_cards == ranks:
-        return said
-    inside = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    shape = Cluster(servers=max(ranks // inside, 1), cards_per_server=inside)
-    return shape if said is None else said.model_copy(update=shape.model_dump(include={"servers", "cards_per_server"}))
+def _prepare(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> "Order":
+    """Make everything ready for ranks of this server alone, and return what they will be told."""
+    from triax.launch.agent import warm_up
+
+    folder.refuse_another_run(plan)
+    if plan.cluster.num_cards > 1:
+        warm_up("triax.train.worker", num_ranks=plan.cluster.num_cards)
+    tokens = _tokens(plan, quiet)
+    folder.write_plan(plan, text)
+    from triax.train.worker import Order
+
+    return Order(plan.model_dump_json(), str(folder.path), tokens.address, quiet)
+
+
+def _prepare_as_started(
+    plan: Plan, folder: "RunFolder", rank: "Rank", text: str, quiet: bool, held: ExitStack
+) -> "Order":
+    """Return what one of the ranks that a launcher started is told; rank 0 keeps the folder, until ``held`` ends."""
+    if rank.rank == 0:
+        held.enter_context(folder.locked())
+        folder.refuse_another_run(plan)
+        folder.write_plan(plan, text)
+    from triax.train.worker import Order
+
+    return Order(plan.model_dump_json(), str(folder.path), None, quiet)
 
 
 def _tokens(plan: Plan, quiet: bool) -> "Corpus":
+    """Return the tokens of the run, and raise BadInput where they are too few for it."""
     from triax.cli.progress import preparing
     from triax.data.batch import batches_of
 
@@ -118,29 +187,11 @@ def _tokens(plan: Plan, quiet: bool) -> "Corpus":
     return tokens
 
 
-def _train_here(plan: Plan, folder: "RunFolder", tokens: "Corpus", quiet: bool) -> int:
+def _run_workers(plan: Plan, folder: "RunFolder", order: "Order") -> int:
     from triax.launch.agent import REQUEUE, run_workers
-    from triax.train.worker import Order, train_as_rank, work
+    from triax.train.worker import work
 
-    order = Order(plan.model_dump_json(), str(folder.path), tokens.address, quiet)
-    ranks = plan.cluster.num_cards
-    if ranks == 1:
-        return train_as_rank(order)
-    code = run_workers(work, order, ranks, shutdown_s=int(plan.run.train.timeout_s))
+    code = run_workers(work, order, plan.cluster.num_cards, shutdown_s=int(plan.run.train.timeout_s))
     if code == REQUEUE and not folder.stopped.exists():
         raise TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
-    return code
-
-
-def _train_as_started(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> int:
-    """Train as one of the ranks that torchrun started; rank 0 keeps the folder."""
-    from triax.train.worker import Order, leave, train_as_rank
-
-    with ExitStack() as held:
-        if os.environ["RANK"] == "0":
-            held.enter_context(folder.locked())
-            folder.prepare(plan, text)
-        code = train_as_rank(Order(plan.model_dump_json(), str(folder.path), None, quiet))
-        if code:
-            leave(code)
     return code

@@ -10,7 +10,9 @@ import multiprocessing.forkserver
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable
+from threading import Thread
 from typing import Final, TypeVar
 
 from triax.errors import TriaxError
@@ -20,21 +22,28 @@ Order = TypeVar("Order")
 REQUEUE: Final = 75
 """Exit code of a worker that was asked to stop and saved its state (EX_TEMPFAIL)."""
 
+_TOLD: Final = (1, 2, 3, REQUEUE)
+"""Exit codes of workers that have said themselves why they left."""
+
 
 def warm_up(*modules: str, num_ranks: int) -> None:
     """Begin to import ``modules`` in the process that ``num_ranks`` workers will be forked from; returns at once."""
     # Read when torch is imported: the ranks share the cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // num_ranks, 1)))
     multiprocessing.set_forkserver_preload(list(modules))
-    multiprocessing.forkserver.ensure_running()
+    try:
+        multiprocessing.forkserver.ensure_running()
+    except OSError as error:
+        raise _no_scratch(error) from None
 
 
 def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shutdown_s: int) -> int:
     """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return the exit code.
 
     0: all ended well. Otherwise the code of the worker that failed first: 2 bad input, 3 stopped by the guard, 75 asked
-    to stop and saved, 1 anything else. SIGTERM and SIGINT to this process reach every worker, which has ``shutdown_s``
-    seconds to save.
+    to stop and saved, 1 anything else. A signal to this process that asks for an end reaches every worker, which has
+    ``shutdown_s`` seconds to save; so it has where this process dies. Raises TriaxError where a worker died without a
+    word, and where there is no room for what the processes tell each other.
     """
     # torchelastic's shared store serves a restarted rank the addresses of the attempt before (pytorch#135712).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -44,19 +53,62 @@ def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shu
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence("torch.distributed.elastic", "torch.multiprocessing.spawn")
-    with tempfile.TemporaryDirectory(prefix="triax-") as scratch:
-        config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id="triax", max_restarts=0,
-            rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="forkserver", monitor_interval=0.1,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch), shutdown_timeout=shutdown_s, local_addr="localhost",
-        )  # fmt: skip
-        try:
-            elastic_launch(config, work)(order)
-        except ChildFailedError as error:
-            return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
-        except SignalException:
-            return REQUEUE
+    try:
+        with _scratch_folder() as scratch:
+            config = LaunchConfig(
+                min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id="triax", max_restarts=0,
+                rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="forkserver", monitor_interval=0.1,
+                logs_specs=DefaultLogsSpecs(log_dir=scratch), shutdown_timeout=shutdown_s, local_addr="localhost",
+                signals_to_handle=",".join(_signals_passed_on()),
+            )  # fmt: skip
+            elastic_launch(config, _be_worker)(work, order, shutdown_s)
+    except ChildFailedError as error:
+        return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
+    except SignalException:
+        return REQUEUE
     return 0
+
+
+def _be_worker(work: Callable[[Order], None], order: Order, shutdown_s: int) -> None:
+    """In a worker: do the work, and leave where the process that started it is gone.
+
+    Without this a worker would train on where nobody sees it, and never end: its parent is the fork server, which lives
+    as long as its children do.
+    """
+    Thread(target=_follow_parent, args=(shutdown_s,), name="follow-parent", daemon=True).start()
+    work(order)
+
+
+def _follow_parent(shutdown_s: int) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(shutdown_s)
+    os._exit(1)
+
+
+def _signals_passed_on() -> list[str]:
+    """Return the signals that reach the workers through this process. A hang-up that is ignored (``nohup``) is not one
+    of them: torchelastic would end the run for it."""
+    names = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1"]
+    return names if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [*names, "SIGHUP"]
+
+
+def _scratch_folder() -> "tempfile.TemporaryDirectory[str]":
+    try:
+        return tempfile.TemporaryDirectory(prefix="triax-")
+    except OSError as error:
+        raise _no_scratch(error) from None
+
+
+def _no_scratch(error: OSError) -> TriaxError:
+    # The name of a socket has at most 107 bytes, so a long TMPDIR is a fault too.
+    reason = error.strerror or str(error)
+    return TriaxError(
+        f"ranks cannot be started, since they meet in a temporary folder and none can be made: {reason}; set TMPDIR to "
+        f"a folder with a short name and room in it, such as /tmp."
+    )
 
 
 def _silence(*prefixes: str) -> None:
@@ -68,15 +120,22 @@ def _silence(*prefixes: str) -> None:
 
 
 def _exit_code(codes: "dict[int, int]") -> int:
-    """Return the exit code that tells most, given that of each failed rank; a rank that was killed is named."""
+    """Return the exit code that tells most, given that of each failed rank; say so where a rank died without a word."""
     for code in (2, 3, REQUEUE):
         if code in codes.values():
             return code
-    killed = {rank: -code for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
-    if killed:
-        rank, number = next(iter(killed.items()))
-        raise TriaxError(
-            f"rank {rank} was killed by {signal.Signals(number).name}; start the same command again to go on from the "
-            f"newest checkpoint."
-        )
+    for rank, code in codes.items():
+        if code not in _TOLD:
+            raise TriaxError(
+                f"rank {rank} {_death(code)}; start the same command again to go on from the newest checkpoint."
+            )
     return 1
+
+
+def _death(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL (the system does that where memory runs out)"
+    if code < 0:
+        known = -code in {number.value for number in signal.Signals}
+        return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
+    return f"left with exit code {code}"

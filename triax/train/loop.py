@@ -1,11 +1,8 @@
 """The run from its first step to its last: read, step, judge, save, tell."""
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch.distributed as dist
 
@@ -30,6 +27,7 @@ from triax.train.run_folder import RunFolder, write_atomically
 from triax.train.saver import Saver
 from triax.train.state import TrainState, restore, tensors_of
 from triax.train.step import PendingReport, Stepper
+from triax.train.stop import StopWish
 from triax.units import format_count
 from triax.watch.metrics import StepRecord
 
@@ -37,11 +35,14 @@ _ATTENTION_SAMPLE = 256
 """Sequences whose documents are measured to know how far attention reaches."""
 
 
-def train(plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, quiet: bool = False) -> None:
+def train(
+    plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, wish: StopWish | None = None,
+    quiet: bool = False,
+) -> None:  # fmt: skip
     """Train ``plan`` from the newest checkpoint in ``folder`` (or from the start) to its last step.
 
-    Raises Preempted where a signal asked to stop and the state was saved, StoppedByGuard where numbers cannot be right,
-    BadInput where the folder's checkpoints cannot be gone on from.
+    ``wish`` says when this rank is asked to stop (None: never). Raises Preempted where a rank was and the state is
+    saved, StoppedByGuard where numbers cannot be right, BadInput where the folder's checkpoints cannot be gone on from.
     """
     run, layout = plan.run, plan.layout
     mesh = build_mesh(layout, process.device.type)
@@ -62,21 +63,21 @@ def train(plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, qu
     if checkpoint is None:
         initialise(stages, run.model, run.train.seed)
     writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
-    with (
-        Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter,
-        _stop_signals() as asked,
-    ):
+    with Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter:
         for reason in passed_over:
             reporter.warn(reason)
             reporter.event("checkpoint_refused", state.step, {"reason": reason})
         reporter.say(_opening(plan, process, batches, state))
+        if state.step >= run.train.steps:
+            reporter.say(_complete(state, run))
+            return
         reporter.event("start" if checkpoint is None else "resume", state.step, {"layout": layout.describe()})
         guard = Guard(run.guard, run.model)
         if checkpoint is None and run.guard.check_initial_loss:
             _stop_unless_committed(guard.judge_guess(stepper.loss_of_guessing(state.next_sample)))
         saver = Saver(writer, stages, optimizer, plan, data_fingerprint, reporter)
         reads_late = process.device.type == "cuda"
-        _Loop(run, folder, stepper, batches, guard, reporter, saver, asked, reads_late, state).run()
+        _Loop(run, folder, stepper, batches, guard, reporter, saver, wish or StopWish(), reads_late, state).run()
 
 
 def _stop_unless_committed(judgement: Judgement) -> None:
@@ -102,6 +103,14 @@ def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) 
     return "\n".join(lines)
 
 
+def _complete(state: TrainState, run: Run) -> str:
+    """Return what to say of a run that has reached its last step before."""
+    return (
+        f"complete: {state.step} steps were trained before, and train.steps={run.train.steps} asks for no more; with a "
+        f"larger train.steps the run goes on from here."
+    )
+
+
 def _attended(model: ModelSpec, batches: Batches) -> float:
     """Return how many positions a token attends to on average, over sequences from all of the corpus."""
     sequences = batches.sequences
@@ -110,29 +119,6 @@ def _attended(model: ModelSpec, batches: Batches) -> float:
     stride = max(len(sequences) // _ATTENTION_SAMPLE, 1)
     rows = (sequences[index].document_lengths for index in range(0, len(sequences), stride))
     return attended_by(model, (int(length) for row in rows for length in row))
-
-
-@dataclass(slots=True)
-class _Asked:
-    """Whether a signal asked this rank to stop; a handler may do no more than set it."""
-
-    stop: bool = False
-
-
-@contextmanager
-def _stop_signals() -> Iterator[_Asked]:
-    """Turn SIGTERM, SIGINT and SIGUSR1 (Slurm's notice) into a wish to stop, for the body of the ``with``."""
-    asked = _Asked()
-
-    def ask(_signal: int, _frame: Any) -> None:
-        asked.stop = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(slots=True)
@@ -160,7 +146,7 @@ class _Loop:
     guard: Guard
     reporter: Reporter
     saver: Saver
-    asked: _Asked
+    wish: StopWish
     reads_late: bool
     state: TrainState
     wants_stop: bool = False
@@ -195,7 +181,7 @@ class _Loop:
         started_s = time.perf_counter()
         batches = self.stepper.read_batches(state.next_sample)
         data_s = time.perf_counter() - started_s
-        report = self.stepper.take(state.step, batches, asks_stop=self.asked.stop)
+        report = self.stepper.take(state.step, batches, asks_stop=self.wish.is_asked)
         self._settle(with_eval=False)
         self.pending = _Pending(report, state.next_sample, data_s)
         self.state = TrainState(
@@ -256,7 +242,8 @@ class _Loop:
             self.reporter.say(f"done: {step} steps, state in {self.folder.checkpoints}")
             return
         if self.reporter.is_voice:
-            write_atomically(self.folder.stopped, f'{{"step": {step}}}\n')
+            with suppress(OSError):  # the state is saved, which counts; the agent will doubt it
+                write_atomically(self.folder.stopped, f'{{"step": {step}}}\n')
         self.reporter.event("stop", step, {"reason": "asked to stop"})
         raise Preempted(
             f"stopped after step {step} of {last} as asked, state saved; the same command goes on from here."

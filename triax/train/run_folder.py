@@ -14,6 +14,7 @@ import tomli_w
 from triax.errors import BadInput
 from triax.spec.load import load_plan
 from triax.spec.plan import Plan, plan_as_json
+from triax.spec.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,28 @@ class RunFolder:
         """Return True where at least one saved state is complete enough to try."""
         return any(self.checkpoints.glob("step-*/manifest.json"))
 
+    def is_of_a_run(self) -> bool:
+        """Return True where a run was started in the folder before."""
+        return self._resolved.exists()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder against a second start of the same run; raise BadInput where one is under way."""
-        lock = self._open_lock()
+        with self._held(".lock"):
+            # Ranks whose start was killed save and leave by themselves, and until then the folder is theirs.
+            with self.held_by_rank_0():
+                pass
+            yield
+
+    @contextmanager
+    def held_by_rank_0(self) -> Iterator[None]:
+        """Hold the folder as the rank that writes to it; raise BadInput where another one does."""
+        with self._held(".rank-0.lock"):
+            yield
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[None]:
+        lock = self._open_lock(name)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,47 +78,58 @@ class RunFolder:
         finally:
             os.close(lock)
 
-    def _open_lock(self) -> int:
+    def _open_lock(self, name: str) -> int:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+            return os.open(self.path / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise BadInput(
-                f"the run folder {self.path} cannot be written: {error.strerror}; give another --run-dir."
-            ) from None
+            raise self._unwritable(error) from None
 
-    def prepare(self, plan: Plan, run_text: str) -> None:
-        """Write what says how the run is done; refuse where the folder holds states of another run.
+    def refuse_another_run(self, plan: Plan) -> None:
+        """Raise BadInput, with the keys that differ, where the folder holds states of another run than ``plan``'s.
 
-        ``run_text`` is the run file as the user wrote it. Nothing is touched before the refusal.
+        What cannot be read here is left to the checkpoints themselves, which say once more whose they are.
         """
-        if self.has_checkpoints():
-            self._refuse_another_run(plan)
+        if not self.has_checkpoints():
+            return
+        try:
+            before = load_plan(self.plan)
+        except BadInput:
+            return
+        if before.fingerprint != plan.fingerprint:
+            raise BadInput(another_run(f"{self.path} holds checkpoints", before.run.mathematics(), plan.run))
+
+    def write_plan(self, plan: Plan, run_text: str) -> None:
+        """Write what says how the run is done. ``run_text`` is the run file as the user wrote it, empty where there is
+        none. Raises BadInput where the folder cannot be written."""
         try:
             if run_text:
                 write_atomically(self.path / "run.toml", run_text)
-            write_atomically(self.path / "resolved.toml", _resolved_toml(plan))
+            write_atomically(self._resolved, _resolved_toml(plan))
             write_atomically(
                 self.path / "cluster.toml", tomli_w.dumps(without_none(plan.cluster.model_dump(mode="json")))
             )
             write_atomically(self.plan, json.dumps(plan_as_json(plan), indent=1) + "\n")
             self.stopped.unlink(missing_ok=True)
         except OSError as error:
-            raise BadInput(
-                f"the run folder {self.path} cannot be written: {error.strerror}; give another --run-dir."
-            ) from None
+            raise self._unwritable(error) from None
 
-    def _refuse_another_run(self, plan: Plan) -> None:
-        if not self.plan.exists():
-            return
-        before = load_plan(self.plan)
-        if before.fingerprint == plan.fingerprint:
-            return
-        changed = "; ".join(_differences(before.run.mathematics(), plan.run.mathematics()))
-        raise BadInput(
-            f"{self.path} holds checkpoints of another run ({changed}): put the old values back to go on, or give "
-            f"another --run-dir to start anew."
-        )
+    @property
+    def _resolved(self) -> Path:
+        return self.path / "resolved.toml"
+
+    def _unwritable(self, error: OSError) -> BadInput:
+        reason = error.strerror or str(error)
+        return BadInput(f"the run folder {self.path} cannot be written: {reason}; give another --run-dir.")
+
+
+def another_run(subject: str, before: Any, run: Run) -> str:
+    """Return why ``subject``, of a run with the mathematics ``before``, is not of ``run``: the keys that differ."""
+    differing = _differences(before, run.mathematics()) if isinstance(before, dict) else []
+    what = "; ".join(differing) or f"the fingerprint of this one is {run.fingerprint}"
+    return (
+        f"{subject} of another run ({what}): put the old values back to go on, or give another --run-dir to start anew."
+    )
 
 
 def write_atomically(path: Path, text: str) -> None:

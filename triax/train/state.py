@@ -18,7 +18,7 @@ from triax.errors import BadInput
 from triax.nn.decoder import Decoder
 from triax.spec.plan import Plan
 from triax.train.optimizer import Optimizer
-from triax.train.run_folder import RunFolder
+from triax.train.run_folder import RunFolder, another_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ def extra_of(state: TrainState, plan: Plan, data_fingerprint: str) -> dict[str, 
         "step": state.step,
         "state": asdict(state),
         "fingerprint": plan.fingerprint,
+        "mathematics": plan.run.mathematics(),
         "data_fingerprint": data_fingerprint,
         "layout": plan.layout.model_dump(mode="json"),
         "model": plan.run.model.model_dump(mode="json"),
@@ -70,21 +71,25 @@ def restore(
                 f"folder to start anew."
             )
         return TrainState(), None, []
-    extra = checkpoint.manifest.extra
-    for key, now, what in (
-        ("fingerprint", plan.fingerprint, "of another run"),
-        ("data_fingerprint", data_fingerprint, "of a run on other data"),
-    ):
-        if extra.get(key) != now:
-            raise BadInput(
-                f"{checkpoint.folder} is {what} ({key} {extra.get(key)}, and this run's is {now}): give another "
-                f"--run-dir to start anew."
-            )
+    _refuse_another_run(checkpoint, plan, data_fingerprint)
     load(checkpoint, tensors, group)
-    return _state_from(extra.get("state"), checkpoint), checkpoint, passed_over
+    return _state_from(checkpoint), checkpoint, passed_over
 
 
-def _state_from(said: Any, checkpoint: Checkpoint) -> TrainState:
+def _refuse_another_run(checkpoint: Checkpoint, plan: Plan, data_fingerprint: str) -> None:
+    extra = checkpoint.manifest.extra
+    if extra.get("fingerprint") != plan.fingerprint:
+        raise BadInput(another_run(f"{checkpoint.folder} is", extra.get("mathematics"), plan.run))
+    if extra.get("data_fingerprint") != data_fingerprint:
+        raise BadInput(
+            f"{checkpoint.folder} is of a run on other data (data_fingerprint {extra.get('data_fingerprint')}, and "
+            f"this run's is {data_fingerprint}): give the same text and tokenizer to go on, or another --run-dir to "
+            f"start anew."
+        )
+
+
+def _state_from(checkpoint: Checkpoint) -> TrainState:
+    said: Any = checkpoint.manifest.extra.get("state")
     names = TrainState.__dataclass_fields__.keys()
     if not isinstance(said, dict) or said.keys() != names or not all(type(said[n]) is int for n in names):
         raise BadInput(f"{checkpoint.folder}: the manifest does not say where the run stood; it cannot be resumed.")

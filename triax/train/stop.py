@@ -1,0 +1,52 @@
+"""How does a run hear that it should stop?"""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+"""From a cluster or a person, from a keyboard, Slurm's notice, and a terminal that went away."""
+
+
+@dataclass(slots=True)
+class StopWish:
+    """Whether this process was asked to stop; a signal's handler may do no more than set it."""
+
+    is_asked: bool = False
+
+
+@contextmanager
+def stop_signals(wish: StopWish) -> Iterator[None]:
+    """Turn the signals that ask for an end into ``wish``, for the body of the ``with``."""
+
+    def ask(_signal: int, _frame: Any) -> None:
+        wish.is_asked = True
+
+    with _handled_by(ask):
+        yield
+
+
+@contextmanager
+def raised_by_signals(error: Exception) -> Iterator[None]:
+    """Raise ``error`` where such a signal comes, in the body of the ``with``: there is no state to save yet."""
+
+    def leave(_signal: int, _frame: Any) -> None:
+        raise error
+
+    with _handled_by(leave):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let ``handler`` have the signals for the body of the ``with``; a hang-up that is ignored (``nohup``) stays so."""
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    wanted = [number for number in _SIGNALS if not (is_nohup and number == signal.SIGHUP)]
+    before = {number: signal.signal(number, handler) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
