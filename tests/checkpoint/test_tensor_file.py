@@ -44,7 +44,7 @@ def test_what_is_laid_out_is_read_by_the_library(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(layout.header + bytes(range(40)))
     assert layout.num_bytes == len(layout.header) + 40
     with safe_open(tmp_path / "f", framework="pt") as file:
-        shapes = {name: list(file.get_slice(name).get_shape()) for name in file}
+        shapes = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     assert shapes == {"half": [4], "whole": [2, 3], "one": []}
 
 
