@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 import typer.main
 
+from triax.cli.data import data_app
 from triax.cli.huggingface import huggingface_app
+from triax.cli.tokenizer import tokenizer_app
 from triax.errors import BadInput, TriaxError
 
 app = typer.Typer(
@@ -18,10 +20,10 @@ app = typer.Typer(
     help="Train a language model split over many cards: the layout changes speed, memory and money, never the losses.",
 )
 checkpoint_app = typer.Typer(help="Look at saved states.")
-data_app = typer.Typer(help="Look at what a run reads.")
 config_app = typer.Typer(help="Look at what a run file says.")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
+app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(config_app, name="config")
 app.add_typer(huggingface_app)
 
@@ -202,17 +204,6 @@ def _checkpoints_folder(folder: Path) -> Path:
         raise BadInput(f"{folder} is no folder: give a run's folder, such as runs/NAME.")
     inside = folder / "checkpoints"
     return inside if os.path.isdir(inside) else folder
-
-
-@data_app.command()
-def prepare(target: RunFile, words: Overrides = None) -> None:
-    """Turn a run's text into tokens now, so that training finds them ready."""
-    from triax.cli.progress import preparing
-    from triax.spec.load import load_run
-    from triax.units import format_count
-
-    corpus = preparing(load_run(target, words or []))
-    print(f"{format_count(corpus.num_tokens)} tokens, {format_count(corpus.num_documents)} documents")
 
 
 @config_app.command("show")
