@@ -78,12 +78,10 @@ def _stored(folder: Path) -> dict[str, Stored]:
     for file in sorted(set(named.values())):
         header = read_header(_shard(folder, file))
         listed = {name for name, of_file in named.items() if of_file == file}
-        for what, names in (
-            (f"{INDEX_FILE} puts into {file}, which does not hold them", listed - header.keys()),
-            (f"{file} holds and {INDEX_FILE} does not put there", header.keys() - listed),
-        ):
-            if names:
-                raise BadInput(f"{folder} contradicts itself: {listing(names)} is what {what}.")
+        if absent := listed - header.keys():
+            raise BadInput(f"{folder / INDEX_FILE} puts {listing(absent)} into {file}, which does not hold it.")
+        if unlisted := header.keys() - listed:
+            raise BadInput(f"{folder / file} holds {listing(unlisted)}, which {INDEX_FILE} does not put there.")
         stored |= header
     return stored
 
