@@ -153,7 +153,7 @@ def without_none(value: Any) -> Any:
     """Return plain values for TOML, which has no null: an absent key says the same."""
     if isinstance(value, dict):
         return {key: without_none(item) for key, item in value.items() if item is not None}
-    return value
+    return [without_none(item) for item in value] if isinstance(value, list) else value
 
 
 def _differences(before: Any, after: Any, prefix: str = "") -> list[str]:
