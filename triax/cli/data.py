@@ -129,8 +129,10 @@ def _legend(*, is_terminal: bool) -> Text:
 def _described(batches: "Batches", sequence: int) -> str:
     row = batches.sequences[sequence]
     predicted = int((row.labels != _ignore()).sum())
-    documents = len(row.document_lengths)
-    apart = "" if batches.sequences.attend_across_documents else f" in {documents} documents kept apart"
+    apart = ""
+    if not batches.sequences.attend_across_documents:
+        documents = len(row.document_lengths)
+        apart = " in 1 document" if documents == 1 else f" in {documents} documents kept apart"
     return (
         f"sequence {sequence:,}, from {batches.source_of(sequence).name}, {len(row.tokens):,} tokens{apart}, "
         f"{predicted:,} predictions count"
