@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor
 
 import numpy as np
 import numpy.typing as npt
@@ -83,14 +82,11 @@ class Batches:
             return f"epoch {next(iter(epochs.values())):.2f}"
         return "epochs " + ", ".join(f"{name} {epoch:.2f}" for name, epoch in epochs.items())
 
-    def exhausted(self, first_sample: int, stop_sample: int) -> tuple[str, ...]:
-        """Return a sentence for each source whose last unread sequence is read by samples first to stop - 1."""
-        before, after = self.epochs(first_sample), self.epochs(stop_sample)
-        return tuple(
-            f"source {name} was read to its end {_times(floor(after[name]))} and is read from the start again"
-            for name in before
-            if floor(after[name]) > floor(before[name])
-        )
+    def exhausted(self, first_sample: int, stop_sample: int) -> dict[str, int]:
+        """Return the sources whose last unread sequence is among samples first to stop - 1, and how often it was."""
+        before, after = self.order.whole_epochs(first_sample), self.order.whole_epochs(stop_sample)
+        names = (source.name for source in self.corpus.sources)
+        return {name: last for name, first, last in zip(names, before, after, strict=True) if last > first}
 
     def source_of(self, sequence: int) -> Source:
         """Return the source that the sequence numbered ``sequence`` belongs to."""
@@ -168,7 +164,3 @@ def _order(source: Source, num_sequences: int, eval_sequences: int, seed: int, *
             f"give each [[data.source]] eval_sequences of its own, at most {num_sequences - 1:,} for this one."
         )
     return SampleOrder(num_sequences, held_out, seed)
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else "twice" if count == 2 else f"{count:,} times"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
+from operator import add
 from typing import Final
 
 import numpy as np
@@ -50,11 +51,12 @@ class Mixture:
 
         With two sources never a whole sample from ``weight * samples`` at the end of a block.
         """
-        block, rest = divmod(samples, BLOCK)
-        inside, _ = self.place(np.arange(block * BLOCK, samples))
-        counted = np.bincount(inside, minlength=len(self.weights)) if rest else np.zeros(len(self.weights), np.int64)
-        before = apportioned(block * BLOCK, self.weights)
-        return tuple(int(count) + more for count, more in zip(counted, before, strict=True))
+        if len(self.weights) == 1:
+            return (samples,)
+        start = samples // BLOCK * BLOCK
+        inside, _ = self.place(np.arange(start, samples))
+        counted = np.bincount(inside, minlength=len(self.weights)).tolist()
+        return tuple(map(add, counted, apportioned(start, self.weights)))
 
     def _blocks(self, blocks: Indices) -> tuple[Indices, Indices]:
         """Return source and number of every sample of the ``blocks`` (b,), each as (b, BLOCK)."""
@@ -136,6 +138,11 @@ class MixedOrder:
         """Return how often the training sequences of each source were read when ``sample`` is next."""
         read = self.mixture.counts(sample)
         return tuple(count / order.epoch_sequences for count, order in zip(read, self.orders, strict=True))
+
+    def whole_epochs(self, sample: int) -> tuple[int, ...]:
+        """Return how often each source was read to its end when ``sample`` is next."""
+        read = self.mixture.counts(sample)
+        return tuple(count // order.epoch_sequences for count, order in zip(read, self.orders, strict=True))
 
     def _first_sequence(self, source: int) -> int:
         return sum(order.num_sequences for order in self.orders[:source])

@@ -229,6 +229,11 @@ class _Loop:
                 eval_loss=eval_loss,
             )
         )
+        stop_sample = pending.first_sample + run.sequences_per_step
+        for name, times in self.batches.exhausted(pending.first_sample, stop_sample).items():
+            self.reporter.event("epoch", report.step + 1, {"source": name, "epochs": times})
+            if times == 1:
+                self.reporter.say(f"data: source {name} was read to its end, and is read again in another order")
 
     def _end(self) -> None:
         step, last = self.state.step, self.run_spec.train.steps
