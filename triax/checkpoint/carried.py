@@ -1,6 +1,7 @@
 """What of a Hugging Face folder besides weights goes along, through training and out again? Torch-free."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,14 +53,35 @@ def carry(source: Path, target: Path, names: Collection[str]) -> list[str]:
     carried = []
     for name in names:
         real = real_file(source, name)
-        if not real.exists():
-            continue
-        try:
-            write_atomically(target / name, read_small(real, _LARGEST_BYTES))
-        except OSError as error:
-            raise BadInput(f"{source / name} cannot be copied to {target}: {sentence(error)}.") from None
-        carried.append(name)
+        if real.exists():
+            _copy(real, target / name)
+            carried.append(name)
     return carried
+
+
+def carry_tokenizer(said: str, target: Path) -> list[str]:
+    """Copy the tokenizer that ``data.tokenizer`` says to the existing folder ``target``; return the names of its files.
+
+    None for ``bytes``, and where nothing is there. The file is the one the user named, wherever it really lies; of
+    those beside it, links to elsewhere are left out. Raises BadInput where the file cannot be copied.
+    """
+    path = Path(said)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if said == "bytes" or not file.is_file():
+        return []
+    _copy(file, target / "tokenizer.json")
+    carried = ["tokenizer.json"]
+    for name in TOKENIZER_FILES[1:]:
+        with suppress(BadInput):
+            carried += carry(file.parent, target, [name])
+    return carried
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        write_atomically(target, read_small(source, _LARGEST_BYTES))
+    except OSError as error:
+        raise BadInput(f"{source} cannot be copied to {target.parent}: {sentence(error)}.") from None
 
 
 def read_config(folder: Path, name: str = "config.json") -> dict[str, Any]:

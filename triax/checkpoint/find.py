@@ -3,24 +3,28 @@
 from pathlib import Path
 
 from pydantic import ValidationError
+from torch.distributed import ProcessGroup
 
+from triax.checkpoint.agree import Ranks
 from triax.checkpoint.format import Checkpoint
 from triax.checkpoint.verify import newest_verified, verified
 from triax.errors import BadInput
 from triax.spec.model import ModelSpec
 
 
-def find_verified(path: Path) -> Checkpoint:
+def find_verified(path: Path, group: ProcessGroup | None = None) -> Checkpoint:
     """Return the checkpoint at ``path``, or the newest one where it is the folder of a run; every byte was checked.
 
-    Raises BadInput where there is none that can be trusted.
+    The ranks of ``group`` share the reading between them and agree. Raises BadInput where there is none to trust.
     """
-    if not path.is_dir():
-        raise BadInput(f"{path} is no folder: give a run's folder, such as runs/NAME, or one of its checkpoints.")
     folder = path / "checkpoints"
-    if not folder.is_dir():
-        return verified(path)
-    checkpoint, passed_over = newest_verified(folder)
+    ranks = Ranks.of(group)
+    is_no_folder, is_of_run = ranks.maxima(not path.is_dir(), folder.is_dir())
+    if is_no_folder:
+        raise BadInput(f"{path} is no folder: give a run's folder, such as runs/NAME, or one of its checkpoints.")
+    if not is_of_run:
+        return verified(path, group)
+    checkpoint, passed_over = newest_verified(folder, group)
     if checkpoint is None:
         raise BadInput(f"{folder} holds no saved state that can be trusted. {' '.join(passed_over)}")
     return checkpoint

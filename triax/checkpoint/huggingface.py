@@ -18,6 +18,7 @@ from triax.checkpoint.carried import (
     TOKENIZER_FILES,
     carried_folders,
     carry,
+    carry_tokenizer,
     read_config,
     tokenizer_of,
 )
@@ -133,7 +134,7 @@ def write_hf_folder(
     said = config_of(model, dtype=str(as_dtype).removeprefix("torch."), base=base)
     said |= {key: value for key, value in (config or {}).items() if said.get(key) is None}
     write_atomically(folder / "config.json", _json(said))
-    carried += _carry_tokenizer(checkpoint, folder)
+    carried += carry_tokenizer(tokenizer_of(checkpoint.folder, checkpoint.manifest.extra) or "bytes", folder)
     sizes = {hf_name: sum(weight.numel for weight in of_name) * as_dtype.itemsize for hf_name, of_name in parts.items()}
     groups = _grouped(sizes, _MOST_BYTES_OF_A_FILE)
     places: dict[str, str] = {}
@@ -184,18 +185,6 @@ def _converted(checkpoint: Checkpoint, weights: Sequence[Weight], dtype: torch.d
             )
         del saved
         yield memoryview(values.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _carry_tokenizer(checkpoint: Checkpoint, folder: Path) -> list[str]:
-    """Copy the tokenizer that the model was trained with, if it is a file; return the names."""
-    said = tokenizer_of(checkpoint.folder, checkpoint.manifest.extra)
-    if said is None or said == "bytes" or not Path(said).exists():
-        return []
-    path = Path(said)
-    carried = carry(path if path.is_dir() else path.parent, folder, TOKENIZER_FILES)
-    if path.is_file() and path.name != "tokenizer.json":
-        write_atomically(folder / "tokenizer.json", path.read_bytes())
-    return carried
 
 
 def _grouped(sizes: Mapping[str, int], most_bytes: int) -> list[list[str]]:

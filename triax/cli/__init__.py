@@ -212,8 +212,9 @@ def show_config(target: RunFile, words: Overrides = None, layout: LayoutOption =
     import tomli_w
 
     from triax.spec.load import layout_words, load_run
+    from triax.spec.model_source import as_run_file
     from triax.train.run_folder import without_none
 
     run = load_run(target, [*(words or []), *layout_words(layout or "")])
     print(f"# fingerprint = {run.fingerprint}")
-    print(tomli_w.dumps(without_none(run.model_dump(mode="json"))), end="")
+    print(tomli_w.dumps(without_none(as_run_file(run.model_dump(mode="json")))), end="")

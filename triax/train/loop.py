@@ -12,7 +12,7 @@ from triax.data.corpus import Corpus
 from triax.errors import Preempted, StoppedByGuard, TriaxError
 from triax.parallel.launch import Process
 from triax.parallel.mesh import build_mesh, data_mesh
-from triax.parallel.place import initialise, place
+from triax.parallel.place import place
 from triax.spec.flops import attended_by
 from triax.spec.model import ModelSpec
 from triax.spec.plan import Plan
@@ -22,6 +22,7 @@ from triax.spec.weights import num_parameters
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.optimizer import Optimizer
+from triax.train.origin import began_with, begin
 from triax.train.reporter import Reporter
 from triax.train.run_folder import RunFolder, write_atomically
 from triax.train.saver import Saver
@@ -36,13 +37,14 @@ _ATTENTION_SAMPLE = 256
 
 
 def train(
-    plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, wish: StopWish | None = None,
-    quiet: bool = False,
+    plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, run_text: str = "",
+    wish: StopWish | None = None, quiet: bool = False,
 ) -> None:  # fmt: skip
     """Train ``plan`` from the newest checkpoint in ``folder`` (or from the start) to its last step.
 
-    ``wish`` says when this rank is asked to stop (None: never). Raises Preempted where a rank was and the state is
-    saved, StoppedByGuard where numbers cannot be right, BadInput where the folder's checkpoints cannot be gone on from.
+    ``run_text`` is the run file as the user wrote it, empty where there is none; ``wish`` says when this rank is asked
+    to stop (None: never). Raises Preempted where a rank was and the state is saved, StoppedByGuard where numbers cannot
+    be right, BadInput where the folder's checkpoints cannot be gone on from: nothing is written then.
     """
     run, layout = plan.run, plan.layout
     mesh = build_mesh(layout, process.device.type)
@@ -60,9 +62,10 @@ def train(
     disk_group = dist.new_group(backend="gloo")
     data_fingerprint = corpus.fingerprint
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
-    if checkpoint is None:
-        initialise(stages, run.model, run.train.seed)
+    began_as = begin(stages, run, disk_group) if checkpoint is None else began_with(checkpoint)
     writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
+    if process.rank == 0:
+        folder.write_plan(plan, run_text)
     with Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter:
         for reason in passed_over:
             reporter.warn(reason)
@@ -71,11 +74,12 @@ def train(
         if state.step >= run.train.steps:
             reporter.say(_complete(state, run))
             return
-        reporter.event("start" if checkpoint is None else "resume", state.step, {"layout": layout.describe()})
+        detail = {"layout": layout.describe(), "init": began_as}
+        reporter.event("start" if checkpoint is None else "resume", state.step, detail)
         guard = Guard(run.guard, run.model)
-        if checkpoint is None and run.guard.check_initial_loss:
+        if checkpoint is None and began_as is None and run.guard.check_initial_loss:
             _stop_unless_committed(guard.judge_guess(stepper.loss_of_guessing(state.next_sample)))
-        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, reporter)
+        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter)
         reads_late = process.device.type == "cuda"
         _Loop(run, folder, stepper, batches, guard, reporter, saver, wish or StopWish(), reads_late, state).run()
 
@@ -94,6 +98,8 @@ def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) 
         f"layout: {plan.layout.describe()}, {plan.layout.microbatches} microbatches of "
         f"{plan.layout.sequences_per_microbatch} x {run.data.seq_len} tokens on {process.world_size} ranks",
     ]
+    if run.init is not None and not state.step:
+        lines.append(f"weights: from {run.init}; optimizer state at zero")
     if state.step:
         rate = learning_rate(state.step, run.learning_rate, run.train.steps)
         lines.append(

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import tomli_w
 
 from triax.errors import BadInput
-from triax.spec.load import load_plan
+from triax.spec.model_source import as_run_file
 from triax.spec.plan import Plan, plan_as_json
 from triax.spec.run import Run
+from triax.train.origin import carry_along
+
+_LARGEST_GLANCE_BYTES: Final = 1 << 24
+"""A manifest above this takes longer to read than a mistake in a run file should take to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,6 @@ class RunFolder:
     def stopped(self) -> Path:
         """Marker that the run was asked to stop and saved its state."""
         return self.path / "stopped.json"
-
-    def has_checkpoints(self) -> bool:
-        """Return True where at least one saved state is complete enough to try."""
-        return any(self.checkpoints.glob("step-*/manifest.json"))
 
     def is_of_a_run(self) -> bool:
         """Return True where a run was started in the folder before."""
@@ -88,16 +88,16 @@ class RunFolder:
     def refuse_another_run(self, plan: Plan) -> None:
         """Raise BadInput, with the keys that differ, where the folder holds states of another run than ``plan``'s.
 
-        What cannot be read here is left to the checkpoints themselves, which say once more whose they are.
+        The newest manifest that can be read decides. It is not verified here, and a very large one is not read: ranks
+        do both before they go on from a state.
         """
-        if not self.has_checkpoints():
+        for path in sorted(self.checkpoints.glob("step-*/manifest.json"), reverse=True):
+            extra = _said_by(path)
+            if extra is None:
+                continue
+            if extra.get("fingerprint") != plan.fingerprint:
+                raise BadInput(another_run(f"{self.path} holds checkpoints", extra.get("mathematics"), plan.run))
             return
-        try:
-            before = load_plan(self.plan)
-        except BadInput:
-            return
-        if before.fingerprint != plan.fingerprint:
-            raise BadInput(another_run(f"{self.path} holds checkpoints", before.run.mathematics(), plan.run))
 
     def write_plan(self, plan: Plan, run_text: str) -> None:
         """Write what says how the run is done. ``run_text`` is the run file as the user wrote it, empty where there is
@@ -110,6 +110,7 @@ class RunFolder:
                 self.path / "cluster.toml", tomli_w.dumps(without_none(plan.cluster.model_dump(mode="json")))
             )
             write_atomically(self.plan, json.dumps(plan_as_json(plan), indent=1) + "\n")
+            carry_along(plan.run, self.path)
             self.stopped.unlink(missing_ok=True)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -121,6 +122,18 @@ class RunFolder:
     def _unwritable(self, error: OSError) -> BadInput:
         reason = error.strerror or str(error)
         return BadInput(f"the run folder {self.path} cannot be written: {reason}; give another --run-dir.")
+
+
+def _said_by(manifest: Path) -> dict[str, Any] | None:
+    """Return what a run wrote into a manifest beside the tensors; None where that cannot be read."""
+    try:
+        if not manifest.is_file() or manifest.stat().st_size > _LARGEST_GLANCE_BYTES:
+            return None
+        said = json.loads(manifest.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    extra = said.get("extra") if isinstance(said, dict) else None
+    return extra if isinstance(extra, dict) else None
 
 
 def another_run(subject: str, before: Any, run: Run) -> str:
@@ -144,7 +157,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _resolved_toml(plan: Plan) -> str:
     header = f"# Every value of this run, defaults included. fingerprint = {plan.fingerprint}\n"
-    said = plan.run.model_dump(mode="json") | {"layout": plan.layout.model_dump(mode="json")}
+    said = as_run_file(plan.run.model_dump(mode="json")) | {"layout": plan.layout.model_dump(mode="json")}
     said["cluster"] = plan.cluster.model_dump(mode="json")
     return header + tomli_w.dumps(without_none(said))
 

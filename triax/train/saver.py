@@ -16,11 +16,12 @@ class Saver:
 
     def __init__(
         self, writer: CheckpointWriter, stages: Sequence[Decoder], optimizer: Optimizer, plan: Plan,
-        data_fingerprint: str, reporter: Reporter,
+        data_fingerprint: str, began_as: str | None, reporter: Reporter,
     ) -> None:  # fmt: skip
+        """``began_as``: digest of the checkpoint that gave the run its first weights, None where they were random."""
         self._writer, self._plan, self._reporter = writer, plan, reporter
         self._stages, self._optimizer = stages, optimizer
-        self._data_fingerprint = data_fingerprint
+        self._data_fingerprint, self._began_as = data_fingerprint, began_as
         self._stall_s = 0.0
         self.newest_step = 0
         """The newest step that this session has brought to disk; 0 where none."""
@@ -30,7 +31,7 @@ class Saver:
     def save(self, state: TrainState, *, wait: bool) -> None:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
         started_s = time.perf_counter()
-        extra = extra_of(state, self._plan, self._data_fingerprint)
+        extra = extra_of(state, self._plan, self._data_fingerprint, self._began_as)
         handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra, wait)
         self._tell(handle.previous)
         self._tell(handle.outcome)

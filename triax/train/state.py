@@ -39,14 +39,15 @@ def tensors_of(stages: Sequence[Decoder], optimizer: Optimizer) -> dict[str, Ten
     return weights | optimizer.state_tensors()
 
 
-def extra_of(state: TrainState, plan: Plan, data_fingerprint: str) -> dict[str, Any]:
-    """Return what stands in the manifest beside the tensors."""
+def extra_of(state: TrainState, plan: Plan, data_fingerprint: str, began_as: str | None) -> dict[str, Any]:
+    """Return what stands in the manifest beside the tensors; ``began_as`` as in ``Saver``."""
     return {
         "step": state.step,
         "state": asdict(state),
         "fingerprint": plan.fingerprint,
         "mathematics": plan.run.mathematics(),
         "data_fingerprint": data_fingerprint,
+        "init": began_as,
         "layout": plan.layout.model_dump(mode="json"),
         "model": plan.run.model.model_dump(mode="json"),
         "tokenizer": plan.run.data.tokenizer,
@@ -67,7 +68,7 @@ def restore(
     if checkpoint is None:
         if passed_over:
             raise BadInput(
-                f"{folder.checkpoints} holds no checkpoint that can be trusted: {'; '.join(passed_over)}. Remove the "
+                f"{folder.checkpoints} holds no checkpoint that can be trusted. {' '.join(passed_over)} Remove the "
                 f"folder to start anew."
             )
         return TrainState(), None, []
