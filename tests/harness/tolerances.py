@@ -49,3 +49,9 @@ def assert_tensors_equal(actual: dict[str, Tensor], expected: dict[str, Tensor],
     off = {name: relative_difference(actual[name], expected[name]) for name in expected}
     wrong = {name: f"{value:.2e}" for name, value in off.items() if not value <= tolerance}
     assert not wrong, f"relative differences above {tolerance}: {wrong}"
+
+
+def assert_same_bits(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Fail with the names of the tensors that differ in any bit."""
+    assert actual.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(actual[name], expected[name])] == []

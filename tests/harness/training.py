@@ -85,6 +85,11 @@ def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int)
     return Trained(losses, norms, gradients, weights)
 
 
+def train_in_each(rank: int, world: int, run: Run, layouts: list[Layout], steps: int) -> list[Trained]:
+    """Train anew in each of ``layouts``, which have the same number of ranks."""
+    return [train_in_layout(rank, world, run, layout, steps) for layout in layouts]
+
+
 def train_on_one_device(run: Run, steps: int) -> Trained:
     """Train the same run by a plain loop: one forward for each sequence, torch's own loss, clipping and optimizer.
 

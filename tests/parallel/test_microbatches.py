@@ -11,12 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.harness.ranks import run_ranks
-from tests.harness.tolerances import GRADIENT, LOSS, WEIGHT, assert_losses_equal, assert_tensors_equal
+from tests.harness.tolerances import (
+    GRADIENT,
+    LOSS,
+    WEIGHT,
+    assert_losses_equal,
+    assert_same_bits,
+    assert_tensors_equal,
+)
 from tests.harness.toy import MadeUpSequences, lay, toy_run
-from tests.harness.training import CPU, Engine, Trained, train_in_layout, train_on_one_device, whole
+from tests.harness.training import CPU, Engine, train_in_each, train_on_one_device, whole
 from triax.parallel.pipeline import execute
-from triax.spec.layout import Layout
-from triax.spec.run import Run
 from triax.spec.schedule import build
 from triax.train.step import DeviceBatch
 
@@ -50,10 +55,6 @@ def test_3_and_6_microbatches_equal_one_after_20_steps_in_fp32(optimizer: str, p
         assert_losses_equal(trained.losses, one.losses, "fp32")
         assert_tensors_equal(trained.first_gradients, one.first_gradients, GRADIENT["fp32"])
         assert_tensors_equal(trained.weights, one.weights, WEIGHT["fp32", optimizer])
-
-
-def train_in_each(rank: int, world: int, run: Run, layouts: list[Layout], steps: int) -> list[Trained]:
-    return [train_in_layout(rank, world, run, layout, steps) for layout in layouts]
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -105,11 +106,6 @@ def test_all_forwards_first_gives_the_same_bits(zero: int) -> None:
         assert gpipe.losses == one_by_one.losses
         assert gpipe.grad_norms == one_by_one.grad_norms
         assert_same_bits(gpipe.weights, one_by_one.weights)
-
-
-def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_a_step_again_gives_the_same_bits() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from torch import Tensor
 
 from tests.harness.ranks import run_ranks
+from tests.harness.tolerances import assert_same_bits
 from tests.harness.toy import lay, toy_run
 from tests.harness.training import Engine, whole
 from triax.parallel import pipeline
@@ -123,8 +123,3 @@ def state(engine: Engine) -> dict[str, Tensor]:
     """A copy of all weights, and of everything the optimizer remembers, step counters included."""
     weights = dict(engine.stage.named_parameters())
     return {name: whole(tensor) for name, tensor in (weights | engine.optimizer.state_tensors()).items()}
-
-
-def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []

@@ -7,13 +7,13 @@ import torch
 
 from tests.harness.memory import Watch
 from tests.harness.ranks import run_ranks
+from tests.harness.tolerances import assert_same_bits
 from tests.harness.toy import lay, toy_run
-from tests.harness.training import Trained, train_in_layout
+from tests.harness.training import train_in_each
 from triax.nn.decoder import Decoder
 from triax.parallel.recompute import wrap_recompute
-from triax.spec.layout import Layout, Recompute
+from triax.spec.layout import Recompute
 from triax.spec.model import ModelSpec
-from triax.spec.run import Run
 
 POLICIES: tuple[Recompute, ...] = ("none", "selective", "full")
 
@@ -26,17 +26,12 @@ def test_recomputing_keeps_every_bit(degrees: dict[str, int], precision: str) ->
     master = "fp64" if precision == "fp64" else "fp32"
     run = toy_run(train={"sequences_per_step": 8}, precision={"compute": precision, "master": master, "reduce": master})
     layouts = [lay(run, 2, **degrees, recompute=policy) for policy in POLICIES]
-    for none, *others in run_ranks(train_in_each, 2, run, layouts):
+    for none, *others in run_ranks(train_in_each, 2, run, layouts, 2):
         for other in others:
             assert other.losses == none.losses
             assert other.grad_norms == none.grad_norms
-            for name, weight in none.weights.items():
-                assert torch.equal(other.first_gradients[name], none.first_gradients[name]), name
-                assert torch.equal(other.weights[name], weight), name
-
-
-def train_in_each(rank: int, world: int, run: Run, layouts: list[Layout]) -> list[Trained]:
-    return [train_in_layout(rank, world, run, layout, 2) for layout in layouts]
+            assert_same_bits(other.first_gradients, none.first_gradients)
+            assert_same_bits(other.weights, none.weights)
 
 
 B, S = 2, 16
