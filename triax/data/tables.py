@@ -14,6 +14,8 @@ _BATCH_ROWS: Final = 256
 """Rows in memory at once, in a file with long ones."""
 
 _ARROW_FILE_MAGIC: Final = b"ARROW1"
+_ARROW_STREAM_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Without this check, a stream that was cut between two batches would pass for a shorter one."""
 
 
 def parquet_spans(file: SourceFile, text_field: str) -> list[Span]:
@@ -118,6 +120,9 @@ def _arrow(path: Path, text_field: str) -> Iterator[Iterator[Any]]:
                 _require_column(path, whole.schema, text_field)
                 yield (whole.get_batch(number) for number in range(whole.num_record_batches))
             else:
+                mapped.seek(max(0, mapped.size() - len(_ARROW_STREAM_END)))
+                if mapped.read() != _ARROW_STREAM_END:
+                    raise pyarrow.ArrowInvalid("its stream has no end")
                 mapped.seek(0)
                 stream = pyarrow.ipc.open_stream(mapped)
                 _require_column(path, stream.schema, text_field)
