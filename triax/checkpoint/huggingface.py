@@ -128,28 +128,33 @@ def write_hf_folder(
     """
     model = model_of(checkpoint)
     parts = _parts(checkpoint, model)
-    carried = [name for place in carried_folders(checkpoint.folder)[:1] for name in carry(place, folder, MODEL_FILES)]
-    as_dtype = TORCH_DTYPES[dtype]
-    base = _base_config(checkpoint)
-    said = config_of(model, dtype=str(as_dtype).removeprefix("torch."), base=base)
-    said |= {key: value for key, value in (config or {}).items() if said.get(key) is None}
-    write_atomically(folder / "config.json", _json(said))
-    carried += carry_tokenizer(tokenizer_of(checkpoint.folder, checkpoint.manifest.extra) or "bytes", folder)
-    sizes = {hf_name: sum(weight.numel for weight in of_name) * as_dtype.itemsize for hf_name, of_name in parts.items()}
+    carried = _write_settings(checkpoint, folder, dtype, config or {})
+    sizes = {name: _numel(of_name) * TORCH_DTYPES[dtype].itemsize for name, of_name in parts.items()}
     groups = _grouped(sizes, _MOST_BYTES_OF_A_FILE)
-    places: dict[str, str] = {}
-    for index, names in enumerate(groups):
-        file = WEIGHTS_FILE if len(groups) == 1 else f"model-{index + 1:05d}-of-{len(groups):05d}.safetensors"
-        layout = lay_out((name, dtype_name(as_dtype), _shape(parts[name])) for name in names)
-        pieces = (
-            piece for name, _, _ in layout.places for piece in _converted(checkpoint, parts[name], as_dtype)
-        )  # fmt: skip
-        _write(folder / file, layout, pieces)
-        places |= dict.fromkeys(names, file)
+    files = [WEIGHTS_FILE]
     if len(groups) > 1:
-        index_fields = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
-        write_atomically(folder / INDEX_FILE, _json(index_fields))
+        files = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+        places = {name: file for file, names in zip(files, groups, strict=True) for name in names}
+        said = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
+        write_atomically(folder / INDEX_FILE, _json(said))
+    for file, names in zip(files, groups, strict=True):
+        layout = lay_out((name, dtype_name(TORCH_DTYPES[dtype]), _shape(parts[name])) for name in names)
+        values = (_converted(checkpoint, parts[name], TORCH_DTYPES[dtype]) for name, _, _ in layout.places)
+        _write(folder / file, layout, (piece for pieces in values for piece in pieces))
     return Written(folder, num_parameters(model), sum(sizes.values()), len(groups), tuple(carried))
+
+
+def _write_settings(checkpoint: Checkpoint, folder: Path, dtype: ExportDtype, config: Mapping[str, Any]) -> list[str]:
+    """Write config.json and what goes along with the weights; return the names of what was carried along."""
+    base = _base_config(checkpoint)
+    said = config_of(model_of(checkpoint), dtype=str(TORCH_DTYPES[dtype]).removeprefix("torch."), base=base)
+    said |= {key: value for key, value in config.items() if said.get(key) is None}
+    tokenizer = tokenizer_of(checkpoint.folder, checkpoint.manifest.extra)
+    names = MODEL_FILES if tokenizer else (*MODEL_FILES, *TOKENIZER_FILES)
+    carried = [name for place in carried_folders(checkpoint.folder)[:1] for name in carry(place, folder, names)]
+    carried += carry_tokenizer(tokenizer, folder) if tokenizer else []
+    write_atomically(folder / "config.json", _json(said))
+    return [name for name in carried if name != "config.json"]
 
 
 def _parts(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, list[Weight]]:
@@ -164,6 +169,10 @@ def _parts(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, list[Weight]]:
         parts.setdefault(sources[weight.name].hf_name, []).append(weight)
     order = dict.fromkeys(sources[weight.name].hf_name for weight in table)
     return {name: parts[name] for name in order}
+
+
+def _numel(weights: Sequence[Weight]) -> int:
+    return sum(weight.numel for weight in weights)
 
 
 def _shape(weights: Sequence[Weight]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ The two are walked through layer by layer, so that a comparison needs the memory
 so that a difference is told by the first layer where it shows.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor
 
 from triax.checkpoint.carried import tokenizer_of
-from triax.checkpoint.disk import new_folder
+from triax.checkpoint.disk import new_folder, write_atomically
 from triax.checkpoint.find import find_verified, model_of
 from triax.checkpoint.format import Checkpoint
 from triax.checkpoint.hf_folder import open_hf_folder
 from triax.checkpoint.huggingface import TORCH_DTYPES, ExportDtype, Written, exported_dtype, write_hf_folder
 from triax.checkpoint.load import read_tensor
-from triax.data.tokenizer import Tokenizer, load_tokenizer
+from triax.data.byte_level import END_OF_TEXT, byte_tokenizer_json
+from triax.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from triax.errors import BadInput, TriaxError
 from triax.nn.decoder import Decoder
 from triax.spec.model import ModelSpec
@@ -73,6 +75,8 @@ def export_checkpoint(path: Path, hf_folder: Path, dtype: ExportDtype | None = N
     with new_folder(hf_folder, num_parameters(model) * TORCH_DTYPES[dtype].itemsize) as folder:
         token_ids = {} if tokenizer is None else {"eos_token_id": tokenizer.eos_id}
         written = write_hf_folder(checkpoint, folder, dtype, token_ids)
+        if isinstance(tokenizer, ByteTokenizer):
+            _write_byte_tokenizer(folder)
         tokens, text = _tokens(tokenizer, model)
         largest, difference, rounding = _compared(checkpoint, folder, tokens, dtype)
     return Exported(written, dtype, tokens.numel(), text, largest, difference, rounding)
@@ -88,6 +92,12 @@ def _tokenizer(checkpoint: Checkpoint, model: ModelSpec) -> Tokenizer | None:
     except BadInput:
         return None
     return tokenizer if tokenizer.vocab_size <= model.vocab_size else None
+
+
+def _write_byte_tokenizer(folder: Path) -> None:
+    write_atomically(folder / "tokenizer.json", byte_tokenizer_json().encode())
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+    write_atomically(folder / "tokenizer_config.json", json.dumps(said, indent=2).encode())
 
 
 def _tokens(tokenizer: Tokenizer | None, model: ModelSpec) -> tuple[Tensor, str]:
