@@ -14,6 +14,9 @@ from triax.errors import BadInput
 
 _BLOCK_BYTES: Final = 1 << 18
 _LOOK_BYTES: Final = 1 << 20
+_CONTINUATIONS: Final = bytes(range(0x80, 0xC0))
+"""Bytes that do not begin a character."""
+
 _UTF16_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -89,8 +92,8 @@ def _boundary(file: IO[bytes], place: int) -> int:
     if end_of_word := re.search(rb"[!-~](?= )", window):
         return place - 1 + end_of_word.end()
     # A text without such a place is cut anywhere but inside a character.
-    inside = next((index for index, byte in enumerate(window[1:5]) if byte & 0xC0 != 0x80), 0)
-    return place + inside
+    inside = len(window[1:5].lstrip(_CONTINUATIONS))
+    return place + len(window[1:5]) - inside
 
 
 def _is_visible(start: bytes) -> bool:
