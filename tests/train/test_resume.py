@@ -48,7 +48,9 @@ def make_run(folder: Path, precision: str = "fp32") -> Run:
 
 
 def told_of(folder: Path) -> dict[str, list[Any]]:
-    return {key: series(folder, key) for key in ("step", "train/loss", "train/grad_norm", "data/sample_hash", "eval/loss")}
+    return {
+        key: series(folder, key) for key in ("step", "train/loss", "train/grad_norm", "data/sample_hash", "eval/loss")
+    }
 
 
 def assert_bits_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -74,7 +76,12 @@ def test_a_run_killed_at_any_step_ends_with_the_bits_of_one_that_was_not(name: s
 
 @pytest.mark.parametrize(
     "then",
-    [{"dp_shard": 4, "zero": 3}, {"dp_replicate": 2, "zero": 0}, {"dp_shard": 1, "zero": 3}, {"dp_shard": 8, "zero": 1}],
+    [
+        {"dp_shard": 4, "zero": 3},
+        {"dp_replicate": 2, "zero": 0},
+        {"dp_shard": 1, "zero": 3},
+        {"dp_shard": 8, "zero": 1},
+    ],
     ids=["4 ranks stage 3", "2 ranks stage 0", "1 rank", "8 ranks stage 1"],
 )
 def test_a_run_goes_on_in_another_layout_with_the_same_samples_and_losses(then: dict[str, int], tmp_path: Path) -> None:
