@@ -154,10 +154,9 @@ def _prepare(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> "Order"
     if plan.cluster.num_cards > 1:
         warm_up("triax.train.worker", num_ranks=plan.cluster.num_cards)
     tokens = _tokens(plan, quiet)
-    folder.write_plan(plan, text)
     from triax.train.worker import Order
 
-    return Order(plan.model_dump_json(), str(folder.path), tokens.address, quiet)
+    return Order(plan.model_dump_json(), text, str(folder.path), tokens.address, quiet)
 
 
 def _prepare_as_started(
@@ -167,10 +166,9 @@ def _prepare_as_started(
     if rank.rank == 0:
         held.enter_context(folder.locked())
         folder.refuse_another_run(plan)
-        folder.write_plan(plan, text)
     from triax.train.worker import Order
 
-    return Order(plan.model_dump_json(), str(folder.path), None, quiet)
+    return Order(plan.model_dump_json(), text, str(folder.path), None, quiet)
 
 
 def _tokens(plan: Plan, quiet: bool) -> "Corpus":

@@ -68,7 +68,7 @@ def train(
         folder.write_plan(plan, run_text)
     with Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter:
         for reason in passed_over:
-            reporter.warn(reason)
+            reporter.warn(f"{reason} Going on from step {state.step}.")
             reporter.event("checkpoint_refused", state.step, {"reason": reason})
         reporter.say(_opening(plan, process, batches, state))
         if state.step >= run.train.steps:

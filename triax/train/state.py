@@ -68,8 +68,8 @@ def restore(
     if checkpoint is None:
         if passed_over:
             raise BadInput(
-                f"{folder.checkpoints} holds no checkpoint that can be trusted. {' '.join(passed_over)} Remove the "
-                f"folder to start anew."
+                f"{folder.checkpoints} holds no checkpoint that can be trusted. {' '.join(passed_over)} Give "
+                f"another --run-dir to start anew."
             )
         return TrainState(), None, []
     _refuse_another_run(checkpoint, plan, data_fingerprint)

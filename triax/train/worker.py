@@ -38,6 +38,8 @@ class Order:
 
     plan: str
     """The plan as JSON."""
+    run_text: str
+    """The run file as the user wrote it; empty where there is none."""
     folder: str
     """The run's folder."""
     tokens: str | None
@@ -74,7 +76,8 @@ def train_as_rank(order: Order) -> int:
             if process.rank == 0:
                 held.enter_context(folder.held_by_rank_0())
             store = held.enter_context(peers(process, plan.run.train.timeout_s))
-            train(plan, folder, process, _tokens(order, plan, process, store), wish=wish, quiet=order.quiet)
+            corpus = _tokens(order, plan, process, store)
+            train(plan, folder, process, corpus, run_text=order.run_text, wish=wish, quiet=order.quiet)
     except TriaxError as error:
         if _speaks(store):
             tell(str(error))
