@@ -116,8 +116,9 @@ def make_parts(job: Job, tokenizer: Tokenizer) -> Iterator[int]:
                     part.append(*documents.of(batch))
                 chars += batch.num_chars
                 continues = not batch.ends_document
-                yield batch.bytes_read - bytes_done
-                bytes_done = batch.bytes_read
+                reached = min(batch.bytes_read, job.span.num_bytes)  # the last line may end in the next span
+                yield reached - bytes_done
+                bytes_done = reached
                 if chars >= job.part_chars:
                     is_last = False
                     break
