@@ -15,10 +15,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.harness.configs import CONFIGS
 
 
-def make(name: str, seed: int = 0) -> Any:
-    """Return a random model of transformers, in fp32 and with weights large enough that every part of it shows."""
-    config = AutoConfig.for_model(**CONFIGS[name], attn_implementation="eager")
-    torch.manual_seed(seed)
+def make(name: str, **changed: Any) -> Any:
+    """Return a random model of transformers, in fp32 and with weights large enough that every part of it shows.
+
+    ``changed`` keys replace those of the configuration called ``name``.
+    """
+    config = AutoConfig.for_model(**CONFIGS[name] | changed, attn_implementation="eager")
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.2)
