@@ -61,6 +61,64 @@ def test_a_name_with_a_bracket_is_a_name(folder: Path) -> None:
     assert names("x[1].txt") == ["x[1].txt"]
 
 
+def kinds(*words: str, **options: object) -> list[tuple[str, str]]:
+    return [(file.path.name, file.format) for file in find_files(words, **options)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "file_format"),
+    [
+        ("a.csv", "csv"), ("a.TSV", "tsv"), ("a.parquet", "parquet"), ("a.arrow", "arrow"), ("a.npy", "tokens"),
+        ("a.jsonl.gz", "jsonl"), ("a.ndjson.zst", "jsonl"), ("a.txt.xz", "text"), ("a.csv.bz2", "csv"),
+        ("a.gz", "text"), ("a.idx", "megatron"), ("a", "text"), ("a.py", "text"),
+    ],
+)  # fmt: skip
+def test_an_ending_says_what_a_file_is(tmp_path: Path, name: str, file_format: str) -> None:
+    (tmp_path / name).touch()
+    assert kinds(str(tmp_path / name)) == [(name, file_format)]
+    if name not in ("a", "a.py", "a.gz"):
+        assert kinds(str(tmp_path)) == [(name, file_format)]
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("a.json", r'reads no \.json files; say "jsonl" if it has one object per line'),
+        ("a.json.gz", r'reads no \.json files; say "jsonl"'),
+        ("a.tar.gz", r'reads no \.tar files; say "text" or "jsonl"'),
+        ("a.bin", r'reads no \.bin files; say "tokens", and its token_dtype, if it is a flat array; Megatron'),
+        ("a.parquet.gz", r"a\.parquet\.gz: parquet files are not read compressed; decompress it"),
+    ],
+)
+def test_what_auto_cannot_read_gets_advice(tmp_path: Path, name: str, complaint: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(BadInput, match=complaint):
+        kinds(str(tmp_path / name))
+
+
+def test_a_folder_of_several_kinds_is_not_guessed_at(tmp_path: Path) -> None:
+    """A README beside Parquet files is no part of the corpus, and silence would train on it."""
+    for name in ("README.md", "train-0.parquet", "train-1.parquet"):
+        (tmp_path / name).touch()
+    say = r'say which is meant, as in data\.format = "parquet" or data\.extensions = \["\.parquet"\]'
+    with pytest.raises(BadInput, match=rf"holds 2 parquet files and 1 text file: {say}"):
+        kinds(str(tmp_path))
+    expected = [("train-0.parquet", "parquet"), ("train-1.parquet", "parquet")]
+    assert kinds(str(tmp_path), file_format="parquet") == expected
+    assert kinds(str(tmp_path), extensions=[".parquet"]) == expected
+    assert kinds(str(tmp_path / "*.parquet")) == expected
+
+
+def test_a_pair_of_megatron_is_one_file(tmp_path: Path) -> None:
+    for name in ("corpus.idx", "corpus.bin"):
+        (tmp_path / name).touch()
+    for word in ("corpus", "corpus.bin", "corpus.idx", "corpus.*", ""):
+        assert kinds(str(tmp_path / word)) == [("corpus.idx", "megatron")]
+    assert kinds(str(tmp_path / "corpus.bin"), file_format="tokens") == [("corpus.bin", "tokens")]
+    with pytest.raises(BadInput, match=r"corpus\.bin is in data\.train twice"):
+        kinds(str(tmp_path / "corpus.idx"), str(tmp_path / "corpus.bin"))
+
+
 def test_links_are_followed_but_not_round(folder: Path) -> None:
     (folder / "b" / "round").symlink_to(folder / "b")
     (folder / "more").mkdir()

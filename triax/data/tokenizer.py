@@ -16,7 +16,7 @@ from triax.errors import BadInput
 TokenIds = npt.NDArray[np.uint32]
 """Token ids of one text (T,)."""
 
-USUAL_EOS_TOKENS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "<|im_end|>")
+USUAL_EOS_TOKENS: Final = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>", "<|im_end|>")
 """What ends a document where no file says it: GPT-2 and Qwen, Llama 3, Llama 2, Gemma, DeepSeek, ChatML."""
 
 
