@@ -53,10 +53,11 @@ def prepare(
         raise BadInput(f"--processes {processes} cannot be: use 1 or more.")
     corpus = preparing(load_run(target, words or []), quiet=quiet, num_processes=processes)
     for source in corpus.sources:
-        documents = sum(store.index.num_documents for store in source.stores)
+        num_documents = sum(store.index.num_documents for store in source.stores)
+        documents = "1 document" if num_documents == 1 else f"{format_count(num_documents)} documents"
         share = "" if len(corpus.sources) == 1 else f"{source.name}, {float(source.weight):.4g} of the samples: "
         folder = f" in {source.stores[0].folder}" if len(source.stores) == 1 else f" in {len(source.stores)} files"
-        print(f"{share}{format_count(source.num_tokens)} tokens, {format_count(documents)} documents{folder}")
+        print(f"{share}{format_count(source.num_tokens)} tokens, {documents}{folder}")
     if megatron is not None:
         _write_megatron(corpus, megatron, quiet=quiet)
 
