@@ -47,7 +47,7 @@ def run(words: Sequence[str]) -> int:
 
     What a user should know of a failure is one sentence on standard error.
     """
-    from triax.train.message import tell, write_anything
+    from triax.train.message import be_silent, tell, write_anything
 
     write_anything()
     try:
@@ -60,8 +60,13 @@ def run(words: Sequence[str]) -> int:
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output went away (| head): nothing is wrong, and nothing more can be said.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        be_silent()
         return 0
+    except OSError as error:
+        # Of the machine, and not foreseen: a full disk behind standard output, too many open files, ...
+        be_silent()
+        tell(f"{error.filename or 'the system says'}: {error.strerror or error}.")
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -120,16 +125,22 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Choose among this many likeliest tokens; 0: all.")] = 0,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another one, another text.")] = 0,
 ) -> None:
     """Let a trained network write, in one process."""
     from triax.generate.checkpoint import open_writer
     from triax.generate.sample import Sampling
 
     writer = open_writer(checkpoint)
+    is_terminal = sys.stdout.isatty()
     for piece in writer.write(prompt, max_tokens, Sampling(temperature, top_k, seed)):
-        print(piece, end="", flush=True)
+        print(_harmless(piece) if is_terminal else piece, end="", flush=True)
     print()
+
+
+def _harmless(text: str) -> str:
+    """Return ``text`` without what would steer a terminal: a network may write any byte."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
 
 
 @app.command()

@@ -29,7 +29,11 @@ class Writer:
     """Tokens the network was trained to see at once."""
 
     def write(self, prompt: str, num_tokens: int, sampling: Sampling) -> Iterator[str]:
-        """Yield ``prompt`` and then the text of each token after it."""
+        """Yield ``prompt`` and then the text of each token after it; raise BadInput for a prompt that is no text."""
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadInput(f"the prompt is not UTF-8 text: its character {error.start + 1} cannot be read.") from None
         (ids,) = self.tokenizer.encode_batch([prompt])
         eos_id = self.tokenizer.eos_id
         shown = self.tokenizer.decode(list(ids))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triax.errors import TriaxError
 from triax.nn.decoder import Decoder
 
 
@@ -28,7 +29,8 @@ def continue_tokens(
 ) -> Iterator[int]:
     """Yield up to ``num_tokens`` tokens after ``prompt``, one at a time; stop after ``eos_id``.
 
-    The network sees the last ``max_context`` tokens. The same seed yields the same tokens.
+    The network sees the last ``max_context`` tokens. The same seed yields the same tokens. Raises TriaxError where the
+    network computes what is no number.
     """
     random = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
@@ -36,7 +38,9 @@ def continue_tokens(
         context = torch.tensor([tokens[-max_context:]])
         with torch.no_grad():
             logits_V = model(context, torch.arange(context.shape[1]).unsqueeze(0))[0, -1]
-        token = _choose(logits_V.to(torch.float32), sampling, random)
+        if not bool(logits_V.isfinite().all()):
+            raise TriaxError("the network computes numbers that are not finite: its weights cannot write.")
+        token = _choose(logits_V.to(torch.float64), sampling, random)
         tokens.append(token)
         yield token
         if token == eos_id:
@@ -49,5 +53,6 @@ def _choose(logits_V: Tensor, sampling: Sampling, random: torch.Generator) -> in
     if sampling.top_k:
         floor = logits_V.topk(min(sampling.top_k, logits_V.shape[0])).values[-1]
         logits_V = logits_V.masked_fill(logits_V < floor, float("-inf"))
-    chances_V = (logits_V / sampling.temperature).softmax(dim=0)
+    # From the largest down, so that a temperature near 0 divides no number into infinity but those that lose.
+    chances_V = ((logits_V - logits_V.max()) / sampling.temperature).softmax(dim=0)
     return int(torch.multinomial(chances_V, 1, generator=random))
