@@ -1,5 +1,6 @@
 """How does a saved state become a network that writes?"""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ def open_writer(path: Path) -> Writer:
 
     Raises BadInput where there is none that can be trusted, or no tokenizer of it.
     """
-    if (path / "config.json").exists() and not (path / MANIFEST).exists():
+    if not os.path.isdir(path):
+        raise BadInput(f"{path} is no folder: give a run's folder, such as runs/NAME, or one of its checkpoints.")
+    if os.path.exists(path / "config.json") and not os.path.lexists(path / MANIFEST):
         folder = open_hf_folder(path)
         network = _without_values(folder.model)
         for name, parameter in network.named_parameters():
