@@ -55,17 +55,16 @@ class Survived:
     later_loss: float
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize(
-    "degrees",
+    ("degrees", "optimizer"),
     [
-        {"dp_replicate": 2, "zero": 0},
-        {"dp_shard": 2, "zero": 1},
-        {"dp_shard": 2, "zero": 3},
-        pytest.param({"dp_shard": 2, "zero": 2}, marks=pytest.mark.exhaustive),
-        pytest.param({"dp_replicate": 2, "dp_shard": 2, "zero": 2}, marks=pytest.mark.exhaustive),
+        ({"dp_replicate": 2, "zero": 0}, "adamw"),
+        ({"dp_shard": 2, "zero": 1}, "sgd"),
+        ({"dp_shard": 2, "zero": 3}, "adamw"),
+        pytest.param({"dp_shard": 2, "zero": 2}, "adamw", marks=pytest.mark.exhaustive),
+        pytest.param({"dp_replicate": 2, "dp_shard": 2, "zero": 2}, "sgd", marks=pytest.mark.exhaustive),
     ],
-    ids=lambda degrees: " ".join(f"{key}={value}" for key, value in degrees.items()),
+    ids=["zero=0 adamw", "zero=1 sgd", "zero=3 adamw", "zero=2 adamw", "2 x 2 zero=2 sgd"],
 )
 def test_no_rank_changes_a_bit(degrees: dict[str, int], optimizer: str) -> None:
     run = toy_run(

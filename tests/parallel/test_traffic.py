@@ -29,7 +29,7 @@ from triax.spec.run import Run
 from triax.spec.weights import num_parameters, weights_table
 
 MICROBATCHES = 3
-PRECISIONS = (("bf16", "fp32"), ("bf16", "bf16"), ("fp32", "fp32"))
+PRECISIONS = (("bf16", "fp32"), ("fp32", "fp32"))
 DTYPES = {"bf16": ("bfloat16", 2), "fp32": ("float32", 4)}
 
 DEGREES: list[dict[str, int]] = [
