@@ -50,7 +50,9 @@ CONFIGS: Final[dict[str, Config]] = {
         "llama", "yarn", factor=3.0, original_max_position_embeddings=16, beta_fast=1.0, beta_slow=0.3,
         attention_factor=1.3, truncate=False, rope_theta=10.0,
     ),
-    "llama, yarn from next to nothing": stretched("llama", "yarn", factor=32.0, original_max_position_embeddings=2, rope_theta=10.0),
+    "llama, yarn from next to nothing": stretched(
+        "llama", "yarn", factor=32.0, original_max_position_embeddings=2, rope_theta=10.0
+    ),
     "llama, yarn, scales": stretched(
         "llama", "yarn", factor=40.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.5
     ),
@@ -136,6 +138,7 @@ def in_older_spelling(said: Config) -> Config:
         if key in params:
             older[key] = params.pop(key)
     if params.get("rope_type", "default") != "default":
-        params["type"] = params.pop("rope_type")
+        if said["model_type"] != "gemma3_text":  # which is younger than that name
+            params["type"] = params.pop("rope_type")
         older["rope_scaling"] = params
     return older

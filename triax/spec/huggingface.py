@@ -100,18 +100,17 @@ def _unsaid(model: ModelSpec, name: str) -> list[str]:
 
 def _resolved(model: ModelSpec) -> dict[str, Any]:
     """Return the settings of ``model`` so that two that make the same network are equal."""
-    reaches = [model.reach(layer) for layer in range(model.num_hidden_layers)]
+    is_local = [model.reach(layer) == "local" for layer in range(model.num_hidden_layers)]
     scaling = model.rope_scaling
-    local_theta: float | str | None = None
-    if "local" in reaches:
-        as_others = model.rope_theta if scaling is None else "stretched as the others"
-        local_theta = as_others if model.rope_local_theta is None else model.rope_local_theta
-    return model.model_dump(exclude={"family", "global_layers"}) | {
+    local_theta: float | str = model.rope_theta if scaling is None else "as the others, stretched"
+    if any(is_local) and model.rope_local_theta is not None:
+        local_theta = model.rope_local_theta
+    return model.model_dump(exclude={"family"}) | {
         "num_key_value_heads": model.kv_heads,
         "head_dim": model.head_width,
         "attention_multiplier": _score_scale(model),
-        "sliding_window": model.sliding_window if "local" in reaches else None,
-        "layer_types": reaches,
+        "sliding_window": model.sliding_window if any(is_local) else None,
+        "global_layers": [layer for layer, local in enumerate(is_local) if not local] if any(is_local) else [],
         "layers_without_rope": sorted(set(model.layers_without_rope)),
         "rope_scaling": None if scaling is None else resolved_stretch(scaling, model),
         "rope_local_theta": local_theta,

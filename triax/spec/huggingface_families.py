@@ -189,6 +189,12 @@ class Matter:
     """Values, besides null, that change nothing."""
     reason: str
 
+    def is_neutral(self, value: Any) -> bool:
+        """Return whether ``value`` changes nothing. True is not 1 here, as it is not in JSON."""
+        return value is None or any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
+        )
+
 
 MATTERS: Final[tuple[Matter, ...]] = (
     Matter(
@@ -211,9 +217,9 @@ MATTERS: Final[tuple[Matter, ...]] = (
     Matter(("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim"), (), "keys and values are not compressed here"),
     Matter(("attention_chunk_size",), (), "attention does not stay inside chunks"),
     Matter(("rope_local_base_freq",), (), "all layers of this family turn alike"),
+    Matter(("no_rope_layers", "no_rope_layer_interval"), ([], 0), "all layers of this family know positions"),
     Matter(
-        ("no_rope_layers", "no_rope_layer_interval", "partial_rotary_factor", "rotary_pct", "rotary_percent"),
-        ([], 0, 1), "this family turns every number in every layer",
+        ("partial_rotary_factor", "rotary_pct", "rotary_percent"), (1,), "this family turns every number of a head"
     ),
     Matter(
         ("rope_interleave", "rope_interleaved", "rotary_interleaved", "interleaved_rope"), (False,),
@@ -224,6 +230,8 @@ MATTERS: Final[tuple[Matter, ...]] = (
         "positions are rotary alone",
     ),
     Matter(("position_embedding_type",), ("rope",), "positions are rotary alone"),
+    Matter(("use_mrope",), (False,), "positions have one dim: that of the text"),
+    Matter(("full_attn_mod", "interpolate_factor"), (1,), "this family has no such key in transformers"),
     Matter(
         (
             "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb",

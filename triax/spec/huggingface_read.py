@@ -74,7 +74,7 @@ def _refuse_what_matters(config: Mapping[str, Any], family: Family, name: str, o
         for key in matter.keys:
             value = config.get(key)
             is_own = key in family.settings and value == family.settings[key]
-            if key not in family.defaults and value is not None and value not in matter.neutral and not is_own:
+            if key not in family.defaults and not matter.is_neutral(value) and not is_own:
                 faults.append(f"{origin}: {key} = {shown(value)} cannot be for model_type {name}: {matter.reason}.")
     if faults:
         raise BadInput("\n".join(faults))

@@ -16,6 +16,8 @@ GLOBAL: Final = "full_attention"
 LOCAL: Final = "sliding_attention"
 """What ``layer_types`` and ``rope_parameters`` call layers that see everything, and those with a window."""
 
+_REACHES: Final = frozenset((GLOBAL, LOCAL))
+
 _NUMBERS: Final[dict[Kind, tuple[str, ...]]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -40,15 +42,17 @@ _KNOWN_KEYS: Final = frozenset(RopeScaling.model_fields) | {
 def rope_settings(said: JsonObject, family: Family, sizes: ModelSpec) -> dict[str, Any]:
     """Return the rope settings of a ModelSpec; ``sizes`` is that model without them. Raises BadInput."""
     old, new = said.section("rope_scaling"), said.section("rope_parameters")
-    nested = [key for key in (GLOBAL, LOCAL) if key in new.keys]
     local_theta: float | None = None
     if family.has_rope_per_reach:
-        if new.keys and not nested:
+        if "type" in old.keys and "rope_type" not in old.keys:
+            raise old.fault("type", "transformers 5 passes over that name in this family: write rope_type")
+        if new.keys and not new.keys.keys() & _REACHES:
             raise said.fault("rope_parameters", f"this family says it for {GLOBAL} and {LOCAL} apart")
         local_theta = _plain_theta(new.section(LOCAL), said, family)
         new = new.section(GLOBAL)
-    elif nested:
-        raise said.fault("rope_parameters", "all layers of this family turn alike, so it is said once")
+    elif nested := sorted((old.keys.keys() | new.keys.keys()) & _REACHES):
+        section = old if nested[0] in old.keys else new
+        raise section.fault(nested[0], "all layers of this family turn alike, so it is said once")
     spellings = [section for section in (old, new) if section.keys] or [old]
     readings = [_reading(section, said, family, sizes) for section in spellings]
     if readings[0] != readings[-1]:
@@ -81,7 +85,7 @@ def _agreed(params: JsonObject, said: JsonObject, key: str, outer_key: str | Non
     """Return the number that stands inside the rope's object or beside it. Which is stronger changed with versions of
     transformers, so that they may not differ."""
     outer_key = outer_key or key
-    if not params.has(key):
+    if key not in params.keys:
         return said.number(outer_key)
     number = params.number(key)
     if outer_key in said.keys and said.number(outer_key) != number:
@@ -134,7 +138,7 @@ def _scaling(kind: Kind, params: JsonObject, said: JsonObject, family: Family, s
 def _original(params: JsonObject, said: JsonObject, sizes: ModelSpec) -> int:
     """Return the length before the stretch, which stands inside the rope's object or beside it."""
     key = "original_max_position_embeddings"
-    inside = params.count(key) if params.has(key) else None
+    inside = params.count(key) if key in params.keys else None
     beside = said.count(key) if said.has(key) else None
     if inside is not None and beside is not None and inside != beside:
         raise params.fault(key, f"{beside} stands beside it: say it once, or twice alike")
@@ -154,7 +158,7 @@ def rope_keys(model: ModelSpec, family: Family) -> dict[str, Any]:
     if "partial_rotary_factor" in family.defaults:
         params |= partial
         keys |= partial
-    if family.rope_kinds == ("longrope",) and stretch:
+    if family.rope_kinds == ("longrope",) and stretch.get("rope_type") == "longrope":
         # phi3 in transformers 4 takes three keys and no more; where there are more, it must not open in silence.
         short = {"type": stretch["rope_type"], **{key: stretch[key] for key in ("short_factor", "long_factor")}}
         has_more = "factor" in stretch or "attention_factor" in stretch
