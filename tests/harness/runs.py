@@ -63,11 +63,14 @@ def train_as_forked_rank(rank: int, world: int, run: Run, layout: Layout, folder
     return Told()
 
 
-def start(run: Run, layout: Layout, folder: Path, *, killed_at: int | None = None) -> list[Told]:
+def start(
+    run: Run, layout: Layout, folder: Path, *, killed_at: int | None = None, timeout_s: float = 120.0
+) -> list[Told]:
     """Start ``run`` in ``folder``, or go on with it; return how it ended on each rank."""
     prepare_tokens(run)
     try:
-        return run_ranks(train_as_forked_rank, layout.world_size, run, layout, str(folder), killed_at)
+        arguments = (run, layout, str(folder), killed_at)
+        return run_ranks(train_as_forked_rank, layout.world_size, *arguments, timeout_s=timeout_s)
     except RanksFailed:
         if killed_at is None:
             raise

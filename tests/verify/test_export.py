@@ -115,6 +115,8 @@ def test_what_rounding_changes_is_measured(tmp_path: Path) -> None:
     made = export_checkpoint(tmp_path / "checkpoint", tmp_path / "out", "bf16")
     assert made.difference == 0
     assert 1e-5 < made.rounding < 0.1 * made.largest_logit
+    assert made.loss != made.exported_loss
+    assert abs(made.loss - made.exported_loss) < made.rounding
     assert {one.dtype for one in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 

@@ -50,5 +50,10 @@ def export(
         print(f"carried along: {', '.join(written.carried)}")
     print(
         f"read back and compared on {made.tokens} tokens ({made.text}): logits up to {made.largest_logit:.3g} equal "
-        f"within {made.difference:.1e}; rounding to {made.dtype} changed them by at most {made.rounding:.1e}"
+        f"within {made.difference:.1e}"
     )
+    if made.rounding:
+        print(
+            f"rounding to {made.dtype} changed them by at most {made.rounding:.1e}, and the loss from {made.loss:.4f} "
+            f"to {made.exported_loss:.4f}"
+        )

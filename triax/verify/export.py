@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from triax.checkpoint.carried import tokenizer_of
 from triax.checkpoint.disk import new_folder, write_atomically
@@ -58,6 +59,10 @@ class Exported:
     """Largest difference of logits between the folder and the checkpoint with its weights rounded as in the folder."""
     rounding: float
     """Largest difference between the folder and the checkpoint as it is: what rounding to ``dtype`` has changed."""
+    loss: float
+    """Mean loss of the checkpoint as it is on these tokens."""
+    exported_loss: float
+    """The same of the folder."""
 
 
 def export_checkpoint(path: Path, hf_folder: Path, dtype: ExportDtype | None = None) -> Exported:
@@ -78,8 +83,8 @@ def export_checkpoint(path: Path, hf_folder: Path, dtype: ExportDtype | None = N
         if isinstance(tokenizer, ByteTokenizer):
             _write_byte_tokenizer(folder)
         tokens, text = _tokens(tokenizer, model)
-        largest, difference, rounding = _compared(checkpoint, folder, tokens, dtype)
-    return Exported(written, dtype, tokens.numel(), text, largest, difference, rounding)
+        values = _compared(checkpoint, folder, tokens, dtype)
+    return Exported(written, dtype, tokens.numel(), text, *values)
 
 
 def _tokenizer(checkpoint: Checkpoint, model: ModelSpec) -> Tokenizer | None:
@@ -112,8 +117,10 @@ def _tokens(tokenizer: Tokenizer | None, model: ModelSpec) -> tuple[Tensor, str]
 
 
 @torch.no_grad()
-def _compared(checkpoint: Checkpoint, folder: Path, tokens: Tensor, dtype: ExportDtype) -> tuple[float, float, float]:
-    """Return the largest logit, and the differences that Exported tells; raise TriaxError where the folder is wrong."""
+def _compared(
+    checkpoint: Checkpoint, folder: Path, tokens: Tensor, dtype: ExportDtype
+) -> tuple[float, float, float, float, float]:
+    """Return the last five values of Exported; raise TriaxError where the folder is not the network."""
     exported = open_hf_folder(folder)
     model = model_of(checkpoint)
 
@@ -132,6 +139,7 @@ def _compared(checkpoint: Checkpoint, folder: Path, tokens: Tensor, dtype: Expor
         _walk(model, as_saved, tokens),
     )
     largest = difference = rounding = 0.0
+    found = unrounded = tokens
     for (part, found), (_, expected), (_, unrounded) in zip(*walks, strict=True):
         largest = expected.abs().max().item()
         difference = (found - expected).abs().max().item()
@@ -143,7 +151,12 @@ def _compared(checkpoint: Checkpoint, folder: Path, tokens: Tensor, dtype: Expor
                 f"what {part} gives differs by {difference:.3g} where the largest value is {largest:.3g}; nothing was "
                 f"kept."
             )
-    return largest, difference, rounding
+    return largest, difference, rounding, _loss(unrounded, tokens), _loss(found, tokens)
+
+
+def _loss(logits_BSV: Tensor, tokens_BS: Tensor) -> float:
+    """Return the mean loss of each token but the first."""
+    return cross_entropy(logits_BSV[:, :-1].flatten(0, 1), tokens_BS[:, 1:].flatten()).item()
 
 
 def _walk(model: ModelSpec, weights: Weights, tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
