@@ -18,7 +18,7 @@ VERBS = (
     ("data", "prepare"), ("data", "show"), ("config", "show"), ("import",), ("export",), ("tokenizer", "train"), (),
 )  # fmt: skip
 TARGETS = (
-    "run.toml", "plan.json", "nope.toml", ".", "..", "/", "/dev/null", "/proc/self/mem", "corpus.jsonl", "garbage",
+    "run.toml", "plan.json", "nope.toml", ".", "/dev/null", "/proc/self/mem", "corpus.jsonl", "garbage",
     "garbage/plan.json", "-", "--", "",
 )  # fmt: skip
 OPTIONS = (
@@ -38,14 +38,15 @@ KEYS = (
     "a.b",
 )
 
-# What the kernel can hand to a process: any text but NUL, and bytes that are no text.
+# What the kernel can hand to a process: any text but NUL, and bytes that are no text. Nothing that leads out of the
+# folder, since a command may write.
 anything = st.text(
     st.one_of(
-        st.characters(exclude_categories=["Cs"], exclude_characters="\0"),
+        st.characters(exclude_categories=["Cs"], exclude_characters="\0/~"),
         st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF),
     ),
     max_size=20,
-)
+).filter(lambda text: ".." not in text)
 value = st.sampled_from(VALUES) | anything
 override = st.builds("{}={}".format, st.sampled_from(KEYS) | st.text(string.ascii_lowercase + ".", max_size=9), value)
 word = st.sampled_from(TARGETS) | st.sampled_from(OPTIONS) | override | value
