@@ -1,5 +1,6 @@
 """Where do the dimensions of a network come from when a run file names a config.json or a checkpoint instead?"""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def _path(said: Any, key: str, run_file: Path) -> Path:
 
 
 def _of_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     return model_from_config(parse_json(read_text(file, _LARGEST_CONFIG_BYTES), str(file)), str(file)).model_dump()
 
 
@@ -73,13 +74,13 @@ def _of_manifest(path: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _extra_of(path: Path) -> Mapping[str, Any]:
     """Return what the manifest of a checkpoint says beside its tensors; who loads it asks whether all is intact."""
-    if (path / "config.json").is_file() and not (path / "manifest.json").exists():
+    if os.path.isfile(path / "config.json") and not os.path.exists(path / "manifest.json"):
         raise BadInput(
             f"{path} is a Hugging Face folder: make a checkpoint of it once, with `triax import {path} "
             f"CHECKPOINT_FOLDER`, and say model.init = CHECKPOINT_FOLDER."
         )
     manifest = path / "manifest.json"
-    if not manifest.exists():
+    if not os.path.exists(manifest):  # unlike Path.exists, no error for a name that is too long
         found = [(match, one) for one in path.glob("checkpoints/step-*") if (match := _STEP.fullmatch(one.name))]
         whole = [(int(match[1]), int(match[2] or 0), one) for match, one in found if (one / "manifest.json").exists()]
         if not whole:
