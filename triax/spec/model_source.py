@@ -81,14 +81,16 @@ def _extra_of(path: Path) -> Mapping[str, Any]:
         )
     manifest = path / "manifest.json"
     if not os.path.exists(manifest):  # unlike Path.exists, no error for a name that is too long
-        found = [(match, one) for one in path.glob("checkpoints/step-*") if (match := _STEP.fullmatch(one.name))]
-        whole = [(int(match[1]), int(match[2] or 0), one) for match, one in found if (one / "manifest.json").exists()]
+        names = os.listdir(path / "checkpoints") if os.path.isdir(path / "checkpoints") else []
+        steps = [(int(match[1]), int(match[2] or 0), match[0]) for name in names if (match := _STEP.fullmatch(name))]
+        saved = [path / "checkpoints" / name / "manifest.json" for _, _, name in sorted(steps)]
+        whole = [file for file in saved if os.path.exists(file)]
         if not whole:
             raise BadInput(
                 f"model.init = {path} holds no checkpoint: give the folder of one, or of a run that has saved its "
                 f"state. A run that was started from it before goes on without it by its plan.json."
             )
-        manifest = max(whole)[2] / "manifest.json"
+        manifest = whole[-1]
     extra = parse_json(read_text(manifest, _LARGEST_MANIFEST_BYTES), str(manifest)).get("extra")
     return extra if isinstance(extra, dict) else {}
 
