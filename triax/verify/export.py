@@ -125,13 +125,13 @@ def _compared(
     model = model_of(checkpoint)
 
     def as_saved(name: str) -> Tensor:
-        return read_tensor(checkpoint, name).float()
+        return read_tensor(checkpoint, name)
 
     def as_rounded(name: str) -> Tensor:
-        return read_tensor(checkpoint, name).to(TORCH_DTYPES[dtype]).float()
+        return read_tensor(checkpoint, name).to(TORCH_DTYPES[dtype])
 
     def as_exported(name: str) -> Tensor:
-        return exported.rows[name].tensor().float()
+        return exported.rows[name].tensor()
 
     walks = (
         _walk(exported.model, as_exported, tokens),
@@ -173,4 +173,5 @@ def _walk(model: ModelSpec, weights: Weights, tokens: Tensor) -> Iterator[tuple[
         for of_part, parameter in part.named_parameters():
             parameter.copy_(weights(of_part))
         value = part(value, positions)
+        del part, parameter  # other walks go on before this one does
         yield name, value
