@@ -14,7 +14,7 @@ from torch.func import functional_call
 from tests.harness.toy import MadeUpSequences
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
-from triax.parallel.mesh import build_mesh, data_mesh
+from triax.parallel.mesh import build_mesh
 from triax.parallel.place import initialise, place
 from triax.parallel.shard import DTYPES
 from triax.spec.layout import Layout
@@ -45,13 +45,12 @@ class Engine:
         self.run, self.layout = run, layout
         mesh = build_mesh(layout, "cpu")
         (self.stage,) = place(run.model, layout, run.precision, mesh, CPU)
-        initialise([self.stage], run.model, run.train.seed)
+        initialise([self.stage], run.model, run.train.seed, layout)
         self.optimizer = Optimizer([self.stage], run.model, run.optimizer, CPU)
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         self.data_rank = layout.data_rank(rank)
         self.sequences = MadeUpSequences(run.model.vocab_size)
-        group = data_mesh(mesh).get_group()
-        self.stepper = Stepper(run, layout, table, self.stage, self.optimizer, None, group, self.data_rank, CPU)  # type: ignore[arg-type]
+        self.stepper = Stepper(run, layout, table, self.stage, self.optimizer, None, mesh, self.data_rank, CPU)  # type: ignore[arg-type]
 
     def step(self, step: int) -> Any:
         """Take one step and return its report."""

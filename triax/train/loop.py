@@ -14,7 +14,7 @@ from triax.data.batch import Batches, batches_of
 from triax.data.store import TokenStore
 from triax.errors import Preempted, StoppedByGuard, TriaxError
 from triax.parallel.launch import Process
-from triax.parallel.mesh import build_mesh, data_mesh
+from triax.parallel.mesh import build_mesh
 from triax.parallel.place import initialise, place
 from triax.spec.flops import mean_attended
 from triax.spec.plan import Plan
@@ -52,14 +52,14 @@ def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *
     )  # fmt: skip
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
     stepper = Stepper(
-        run, layout, table, stages[0], optimizer, batches, data_mesh(mesh).get_group(), layout.data_rank(process.rank),
+        run, layout, table, stages[0], optimizer, batches, mesh, layout.data_rank(process.rank),
         process.device,
     )  # fmt: skip
     disk_group = dist.new_group(backend="gloo")
     data_fingerprint = tokens.index.fingerprint
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
     if checkpoint is None:
-        initialise(stages, run.model, run.train.seed)
+        initialise(stages, run.model, run.train.seed, layout)
     writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
     with Reporter(plan, folder, process, _attended(batches), quiet=quiet) as reporter, _stop_signals() as asked:
         for reason in passed_over:

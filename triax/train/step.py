@@ -7,12 +7,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from triax.data.batch import Batch, Batches
 from triax.nn.decoder import Decoder
 from triax.nn.loss import IGNORE_INDEX
 from triax.parallel.pipeline import evaluate, execute
+from triax.parallel.mesh import data_mesh
 from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, sum_step
+from triax.parallel.tensor import sum_replicated
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.spec.schedule import ScheduleTable
@@ -69,12 +72,13 @@ class Stepper:
 
     def __init__(
         self, run: Run, layout: Layout, table: ScheduleTable, stage: Decoder, optimizer: Optimizer, batches: Batches,
-        group: dist.ProcessGroup, data_rank: int, device: torch.device,
+        mesh: DeviceMesh, data_rank: int, device: torch.device,
     ) -> None:  # fmt: skip
-        """``group`` holds the data ranks; ``table`` is the schedule of a step."""
+        """``mesh`` is that of ``layout``; ``table`` is the schedule of a step."""
         self._run, self._layout, self._table = run, layout, table
         self._stage, self._optimizer, self._batches = stage, optimizer, batches
-        self._group, self._data_rank, self._device = group, data_rank, device
+        self._mesh, self._data_rank, self._device = mesh, data_rank, device
+        self._group = data_mesh(mesh).get_group()
 
     def take(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
         """Make update ``step`` from this rank's microbatches ``batches`` and return its report, not yet read.
@@ -86,8 +90,9 @@ class Stepper:
         on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
         scale = self._layout.data_ranks / count
         loss_sum = execute(self._table, self._stage, self._layout, on_device.__getitem__, scale)
+        sum_replicated(self._optimizer.parameters, self._mesh)
         gradients = local_gradients(self._optimizer.parameters)
-        sums = sum_step(loss_sum, count, gradients, [asks_stop], self._layout, self._group)
+        sums = sum_step(loss_sum, count, self._optimizer.parameters, [asks_stop], self._layout)
         max_norm = self._run.optimizer.max_grad_norm
         if max_norm is not None:
             clip(gradients, sums.grad_norm, max_norm)
