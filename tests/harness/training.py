@@ -15,8 +15,9 @@ from tests.harness.toy import MadeUpSequences
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
 from triax.parallel.mesh import build_mesh
-from triax.parallel.place import initialise, place
+from triax.parallel.place import initialise, make_executor, place
 from triax.parallel.shard import DTYPES
+from triax.parallel.tied import TiedEmbedding
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.spec.schedule import build
@@ -44,13 +45,15 @@ class Engine:
     def __init__(self, run: Run, layout: Layout, rank: int) -> None:
         self.run, self.layout = run, layout
         mesh = build_mesh(layout, "cpu")
-        (self.stage,) = place(run.model, layout, run.precision, mesh, CPU)
-        initialise([self.stage], run.model, run.train.seed, layout)
-        self.optimizer = Optimizer([self.stage], run.model, run.optimizer, CPU)
+        self.stages = place(run.model, layout, run.precision, mesh, CPU)
+        initialise(self.stages, run.model, run.train.seed, layout)
+        self.optimizer = Optimizer(self.stages, run.model, run.optimizer, CPU)
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         self.data_rank = layout.data_rank(rank)
         self.sequences = MadeUpSequences(run.model.vocab_size)
-        self.stepper = Stepper(run, layout, table, self.stage, self.optimizer, None, mesh, self.data_rank, CPU)  # type: ignore[arg-type]
+        executor = make_executor(table, self.stages, layout, run.precision, mesh, run.data.seq_len, CPU)
+        tied = TiedEmbedding(self.stages, layout, table)
+        self.stepper = Stepper(run, layout, executor, self.optimizer, None, tied, mesh, self.data_rank, CPU)  # type: ignore[arg-type]
 
     def step(self, step: int) -> Any:
         """Take one step and return its report."""
@@ -72,7 +75,8 @@ def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int)
 
     def record_then_update(rate: float, is_finite: Tensor) -> None:
         if not gradients:
-            gradients.update({name: whole(p.grad) for name, p in engine.stage.named_parameters() if p.grad is not None})
+            named = [pair for stage in engine.stages for pair in stage.named_parameters()]
+            gradients.update({name: whole(p.grad) for name, p in named if p.grad is not None})
         update(rate, is_finite)
 
     engine.optimizer.update = record_then_update  # type: ignore[method-assign]
@@ -80,7 +84,7 @@ def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int)
         report = engine.step(step)
         losses.append(report.loss)
         norms.append(report.grad_norm)
-    weights = {name: whole(p) for name, p in engine.stage.named_parameters()}
+    weights = {name: whole(p) for stage in engine.stages for name, p in stage.named_parameters()}
     return Trained(losses, norms, gradients, weights)
 
 

@@ -9,12 +9,16 @@ from torch.distributed.tensor import DTensor
 
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
+from triax.parallel.execute import Executor, LocalExecutor
+from triax.parallel.pipeline import PipelineExecutor
 from triax.parallel.recompute import wrap_recompute
 from triax.parallel.shard import DTYPES, shard
 from triax.parallel.tensor import split_tensors
 from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import PrecisionSpec
+from triax.spec.schedule import ScheduleTable, stage_owner
+from triax.spec.stages import stage_layers
 from triax.spec.weights import Weight, weights_table
 
 
@@ -26,7 +30,7 @@ def place(
     Each step does nothing at degree one inside itself. Weights are DTensors in the master precision under the names of
     the weights table. Fill them with ``initialise`` or from a checkpoint.
     """
-    stages = cut_into_stages(model, precision)
+    stages = cut_into_stages(model, layout, precision)
     for stage in stages:
         split_tensors(stage, mesh)
         wrap_recompute(stage, layout.recompute)
@@ -35,10 +39,20 @@ def place(
     return stages
 
 
-def cut_into_stages(model: ModelSpec, precision: PrecisionSpec) -> Sequence[Decoder]:
+def cut_into_stages(model: ModelSpec, layout: Layout, precision: PrecisionSpec) -> Sequence[Decoder]:
     """Return the stages that this rank owns, on ``meta`` and whole, in the master precision."""
+    num_stages = layout.pp * layout.stages_per_rank
+    layers = stage_layers(model, num_stages, layout.stage_cuts)
+    owners = stage_owner(layout.schedule, layout.pp, layout.stages_per_rank)
+    pipeline_rank = layout.coordinate(dist.get_rank()).pp
     with torch.device("meta"):
-        return [Decoder(model).to(DTYPES[precision.master])]
+        return [
+            Decoder(model, layers[stage], is_first=stage == 0, is_last=stage == num_stages - 1).to(
+                DTYPES[precision.master]
+            )
+            for stage in range(num_stages)
+            if owners[stage] == pipeline_rank
+        ]
 
 
 def initialise(stages: Sequence[Decoder], model: ModelSpec, seed: int, layout: Layout) -> None:
@@ -70,3 +84,13 @@ def _held_ranges(weight: Weight, layout: Layout) -> tuple[range, range | None]:
 def _chunk(whole: range, parts: int, index: int) -> range:
     size = -(-len(whole) // parts)
     return whole[min(index * size, len(whole)) : min((index + 1) * size, len(whole))]
+
+
+def make_executor(
+    table: ScheduleTable, stages: Sequence[Decoder], layout: Layout, precision: PrecisionSpec, mesh: DeviceMesh,
+    seq_len: int, device: torch.device,
+) -> Executor:  # fmt: skip
+    """Return what runs ``table`` on this rank's ``stages``."""
+    if layout.pp == 1:
+        return LocalExecutor(table, stages[0], layout)
+    return PipelineExecutor(table, stages, layout, mesh, seq_len, DTYPES[precision.compute], device)

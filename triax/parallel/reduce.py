@@ -54,6 +54,17 @@ def sum_step(
     return StepSums(loss=sums[0] / count, grad_norm=sums[1].sqrt(), flags=sums[2:])
 
 
+def mean_over_ranks(loss_sum: Tensor, count: int, layout: Layout) -> float:
+    """Return the mean loss over all data ranks, whichever ranks have the loss: every rank gets the same number.
+
+    ``count`` is that of this rank's tokens, which every pp and tp rank of a data rank counts equally.
+    """
+    counted = torch.tensor(count / (layout.tp * layout.pp), dtype=torch.float64, device=loss_sum.device)
+    sums = torch.stack((loss_sum.to(torch.float64) / layout.tp, counted))
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
+
+
 def _sum_of_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     held = [gradient for gradient in gradients if gradient.numel()]
     if not held:

@@ -45,13 +45,13 @@ def split_tensors(stage: Decoder, mesh: DeviceMesh) -> None:
         if isinstance(module, nn.Linear | nn.Embedding | RMSNorm):
             _cut_parameters(module, name, table, tensor)
     for layer in stage.layers.values():
-        for block in (layer.self_attn, layer.mlp):
-            block.register_forward_pre_hook(_gathers_input(group))
-            for child in block.children():
-                _compute_locally(child, group)
         for child in layer.children():
             if isinstance(child, RMSNorm):
                 child.__class__ = LocalRMSNorm
+            else:
+                child.register_forward_pre_hook(_gathers_input(group))
+                for grandchild in child.children():
+                    _compute_locally(grandchild, group)
     if stage.is_first and stage.embed_tokens is not None:
         _become(stage.embed_tokens, VocabularyEmbedding, group)
     if stage.norm is not None:
@@ -80,7 +80,7 @@ def _compute_locally(module: nn.Module, group: dist.ProcessGroup) -> None:
 def _become(module: nn.Module, kind: type[nn.Module], group: dist.ProcessGroup) -> None:
     """Let ``module`` compute as ``kind`` from now on; its parameters and their names stay."""
     module.__class__ = kind
-    module.group = group
+    module.group = group  # type: ignore[assignment]
 
 
 def _gathers_input(group: dist.ProcessGroup) -> Any:
@@ -107,7 +107,8 @@ class ColumnLinear(nn.Linear):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Return this rank's outputs (B, S, outputs/T)."""
-        return F.linear(x_BSD, local(self.weight), None if self.bias is None else local(self.bias))
+        bias: Tensor | None = self.bias
+        return F.linear(x_BSD, local(self.weight), None if bias is None else local(bias))
 
 
 class RowLinear(nn.Linear):
@@ -118,7 +119,8 @@ class RowLinear(nn.Linear):
     def forward(self, x_BSF: Tensor) -> Tensor:
         """Return the outputs for this rank's part of the sequence, (B, S/T, D); a bias is added once, after the sum."""
         summed = scatter_sequence(F.linear(x_BSF, local(self.weight)), self.group)
-        return summed if self.bias is None else summed + local(self.bias)
+        bias: Tensor | None = self.bias
+        return summed if bias is None else summed + local(bias)
 
 
 class LocalRMSNorm(RMSNorm):
@@ -139,16 +141,12 @@ class VocabularyEmbedding(nn.Embedding):
         rows = local(self.weight)
         start = _first_row(self.num_embeddings, self.group)
         is_here = (tokens_BS >= start) & (tokens_BS < start + rows.shape[0])
+        places = torch.where(is_here, tokens_BS - start, 0)
+        # A rank without rows still takes part in the sum, and in autograd.
         found = (
-            F.embedding(torch.where(is_here, tokens_BS - start, 0), rows)
-            if rows.shape[0]
-            else _nothing(tokens_BS, rows)
+            F.embedding(places, rows) if rows.shape[0] else rows.sum() + rows.new_zeros(*places.shape, rows.shape[1])
         )
         return scatter_sequence(found * is_here.unsqueeze(-1), self.group)
-
-
-def _nothing(tokens_BS: Tensor, rows: Tensor) -> Tensor:
-    return rows.new_zeros(*tokens_BS.shape, rows.shape[1]) + rows.sum()
 
 
 def _first_row(rows: int, group: dist.ProcessGroup) -> int:

@@ -15,7 +15,8 @@ from triax.data.store import TokenStore
 from triax.errors import Preempted, StoppedByGuard, TriaxError
 from triax.parallel.launch import Process
 from triax.parallel.mesh import build_mesh
-from triax.parallel.place import initialise, place
+from triax.parallel.place import initialise, make_executor, place
+from triax.parallel.tied import TiedEmbedding
 from triax.spec.flops import mean_attended
 from triax.spec.plan import Plan
 from triax.spec.run import Run
@@ -51,8 +52,10 @@ def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *
         eval_sequences=run.eval.sequences, seed=run.train.seed,
     )  # fmt: skip
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+    executor = make_executor(table, stages, layout, run.precision, mesh, run.data.seq_len, process.device)
+    tied = TiedEmbedding(stages, layout, table)
     stepper = Stepper(
-        run, layout, table, stages[0], optimizer, batches, mesh, layout.data_rank(process.rank),
+        run, layout, executor, optimizer, batches, tied, mesh, layout.data_rank(process.rank),
         process.device,
     )  # fmt: skip
     disk_group = dist.new_group(backend="gloo")
@@ -60,6 +63,7 @@ def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
     if checkpoint is None:
         initialise(stages, run.model, run.train.seed, layout)
+    optimizer.copy_tied()
     writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
     with Reporter(plan, folder, process, _attended(batches), quiet=quiet) as reporter, _stop_signals() as asked:
         for reason in passed_over:
