@@ -1,4 +1,4 @@
-"""How does a test train a whole run, from tokens on disk to checkpoints, on forked ranks, and kill it where it likes?"""
+"""How does a test train a whole run, from tokens on disk to checkpoints, on forked ranks, and killed at any step?"""
 
 import os
 import random

@@ -32,7 +32,8 @@ def whole() -> Said:
         },
         "data": {
             "train": ["/corpus/a.txt", "/corpus/b.txt"], "format": "text", "extensions": [".txt"], "text_field": "body",
-            "tokenizer": "/tokenizer.json", "seq_len": 32, "attend_across_documents": False, "cache_dir": "/cache",
+            "token_dtype": "uint16", "tokenizer": "/tokenizer.json", "seq_len": 32, "attend_across_documents": False,
+            "cache_dir": "/cache",
         },
         "train": {"steps": 20, "tokens_per_step": 512, "seed": 7, "timeout_s": 60.0},
         "optimizer": {

@@ -10,7 +10,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from triax.nn.decoder import Decoder
-from triax.spec.flops import describe_flops, flop_terms, flops_per_token, mean_attended, palm_flops_per_token
+from triax.spec.flops import (
+    attended_by,
+    describe_flops,
+    flop_terms,
+    flops_per_token,
+    mean_attended,
+    palm_flops_per_token,
+)
 from triax.spec.model import ModelSpec
 
 TINY = ModelSpec(
@@ -70,6 +77,17 @@ def test_mean_attended_counts_the_mask(lengths: list[int], window: int | None) -
 def test_mean_attended_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no position"):
         mean_attended([])
+
+
+def test_layers_with_a_window_count_what_they_see() -> None:
+    windowed = TINY.model_copy(update={"sliding_window": 4, "global_layers": (2,)})
+    # Lengths 8 and 2: 36 + 3 positions globally; in a window of 4 the first 8 see 1 + 2 + 3 + 4 x 5 = 26.
+    assert attended_by(TINY, [8, 2]) == 3.9
+    assert attended_by(windowed, iter([8, 2])) == (2 * 2.9 + 3.9) / 3
+    assert by_name(windowed, attended_by(windowed, [8, 2]))["attention scores"] == pytest.approx(
+        3 * 4 * 6 * 16 * (2.9 + 2.9 + 3.9)
+    )
+    assert f"{attended_by(windowed, [24]):,.6g} attended" in describe_flops(windowed, seq_len=24)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

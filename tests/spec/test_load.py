@@ -67,13 +67,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 def test_resolved_values_are_a_run_file_again(said: Said, tmp_path: Path) -> None:
     """What a run folder keeps as resolved.toml: every value, defaults included, absent ones left out."""
     run = load_run(write(tmp_path, said))
-    resolved = {
-        section: {key: value for key, value in keys.items() if value is not None}
-        for section, keys in run.model_dump(mode="json").items()
-        if keys is not None
-    }
-    assert load_run(write(tmp_path, resolved, "resolved.toml")).model_copy(update={"cluster": run.cluster}) == run
-    assert load_run(tmp_path / "resolved.toml").fingerprint == run.fingerprint
+    assert load_run(write(tmp_path, run.model_dump(mode="json", exclude_none=True), "resolved.toml")) == run
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
@@ -190,7 +184,7 @@ def test_words_are_checked_like_the_file(tmp_path: Path) -> None:
 
 
 def test_a_word_needs_a_section(tmp_path: Path) -> None:
-    path = write(tmp_path, {**smallest(), "guard": 16**5000 % 2})
+    path = write(tmp_path, {**smallest(), "guard": 0})
     assert "the file says guard = 0, which is no section" in refusal_of(path, "guard.check_initial_loss=false")
 
 
@@ -246,11 +240,12 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         (b"a." * 32 + b"a = 1", "a key of more than 32 parts"),
         (b"[" + b"'a'. " * 32 + b"a]", "a key of more than 32 parts"),
         (b"t = {" + b'"". ' * 300_000 + b"a = 1}", "bytes, and no file"),
+        (b"a." * 5000 + b"a = 1", "a key of more than 32 parts"),
         (b"t = {" + b'"". ' * 200_000 + b"a = 1}", "a key of more than 32 parts"),
         (b"train.steps = 1\ntrain.steps = 2", "is not valid TOML: Cannot overwrite a value"),
         (b"d = 2024-02-31", "is not valid TOML"),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_other_contents_are_one_sentence_and_soon(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"

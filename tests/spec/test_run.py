@@ -24,6 +24,7 @@ MATHEMATICS: Said = {
     "data.format": "jsonl",
     "data.extensions": [".md"],
     "data.text_field": "text",
+    "data.token_dtype": "uint32",
     "data.seq_len": 64,
     "data.attend_across_documents": True,
     "train.tokens_per_step": 1024,
@@ -91,7 +92,7 @@ def test_each_key_is_mathematics_or_habit() -> None:
     keys = {f"{section}.{key}" for section, said in whole().items() for key in said}
     assert keys == (MATHEMATICS.keys() | HABITS.keys())
     fields = {f"{name}.{key}" for name, value in Run.model_validate(whole()) for key in type(value).model_fields}
-    assert fields == keys | {"train.sequences_per_step"}
+    assert fields == keys | {"data.source", "train.sequences_per_step"}
 
 
 @pytest.mark.parametrize("name", MATHEMATICS)

@@ -25,8 +25,10 @@ def start_training(
 ) -> int:
     """Train what the file ``target`` says; return the exit code of the run."""
     from triax.launch.agent import warm_up
+    from triax.launch.environment import torchrun_variables
     from triax.train.run_folder import RunFolder
 
+    os.environ.update(torchrun_variables(os.environ))
     is_rank = "RANK" in os.environ
     if is_rank and num_ranks is not None:
         raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
@@ -69,7 +71,8 @@ def _world_size(num_ranks: int | None, cluster: Cluster | None) -> int:
         said = os.environ.get("WORLD_SIZE", "")
         if not said.isdecimal() or int(said) < 1:
             raise BadInput(
-                f"RANK is set and WORLD_SIZE={said!r} is no number: start ranks with torchrun, or unset RANK."
+                f"RANK is set and WORLD_SIZE={said!r} is no number: start ranks with torchrun, srun or mpirun, or "
+                f"unset RANK."
             )
         return int(said)
     if num_ranks is not None:
@@ -78,8 +81,8 @@ def _world_size(num_ranks: int | None, cluster: Cluster | None) -> int:
         return cluster.cards_per_server
     if cluster is not None:
         raise BadInput(
-            f"the cluster has {cluster.servers} servers: start this command on each with torchrun, or say --ranks for "
-            f"processes of this server alone."
+            f"the cluster has {cluster.servers} servers: start this command on each with torchrun, srun or mpirun, or "
+            f"say --ranks for processes of this server alone."
         )
     return max(_num_cards(), 1)
 

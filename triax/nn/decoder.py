@@ -84,14 +84,16 @@ class Decoder(nn.Module):
         """
         hidden_BSD = self._embedded(x) if self.is_first else x
         reaches = {self.model.reach(int(index)) for index in self.layers}
-        rotations = {reach: Rotation.at(positions_BS, self.model, reach, hidden_BSD.dtype) for reach in reaches}
+        rotations = {
+            reach: Rotation.at(positions_BS, cu_seqlens, self.model, reach, hidden_BSD.dtype) for reach in reaches
+        }
         for layer in self.layers.values():
             hidden_BSD = layer(hidden_BSD, rotations, cu_seqlens)
         if self.norm is None:
             return hidden_BSD
         hidden_BSD = self.norm(hidden_BSD)
-        if self.model.logits_multiplier != 1.0:
-            hidden_BSD = hidden_BSD * self.model.logits_multiplier
+        if self.model.logits_scaling != 1.0:
+            hidden_BSD = hidden_BSD / self.model.logits_scaling
         head_VD = self.vocabulary.head(self._head())
         if labels_BS is None:
             return self.vocabulary.gather(hidden_BSD @ head_VD.T)

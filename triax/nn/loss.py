@@ -47,8 +47,8 @@ class Vocabulary:
 def cross_entropy_sum(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, vocabulary: Vocabulary) -> Tensor:
     """Return the summed cross-entropy (a scalar in at least fp32) of ``hidden @ head.T`` against ``labels``.
 
-    ``head`` holds the rows of ``vocabulary`` that are here; the loss is over all of it, the gradient of ``hidden`` comes
-    from the rows here alone.
+    ``head`` holds the rows of ``vocabulary`` that are here; the loss is over all of it, and the gradient of ``hidden``
+    comes from the rows here alone.
 
     Labels of ``IGNORE_INDEX`` add nothing. Logits and their statistics are at least fp32, fp64 where ``hidden`` is: the
     logits of bf16 states are summed and kept in fp32, never rounded to bf16.

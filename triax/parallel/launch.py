@@ -50,6 +50,9 @@ def process_from_environment() -> Process:
 def _device(local_rank: int, local_world_size: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ:
+        # srun --gpus-per-task=1 shows each task its own card alone; NCCL refuses one that two ranks share.
+        return torch.device("cuda", 0)
     if local_world_size > torch.cuda.device_count():
         raise BadInput(
             f"{local_world_size} ranks were started on a server with {torch.cuda.device_count()} cards: start one rank "

@@ -1,7 +1,7 @@
 """How do pipeline ranks run one schedule table together, by torch's pipelining runtime?
 
-The table is ours (``triax.spec.schedule``); torch lowers it to sends, receives, gathers and reductions. Parts of that API
-are private: everything that touches them is in this file, and a contract test runs every schedule through it.
+The table is ours (``triax.spec.schedule``); torch lowers it to sends, receives, gathers and reductions. Parts of that
+API are private: everything that touches them is in this file, and a contract test runs every schedule through it.
 """
 
 from collections.abc import Callable, Sequence
@@ -124,8 +124,8 @@ class _Shapes:
 class ZeroStage(PipelineStage):
     """A stage whose gradients are reduced, and weights kept or dropped, as its ZeRO stage says.
 
-    torch's own keeps everything until the end of the step, which is stage 1 (and 0). Here stages 2 and 3 reduce after each
-    backward; where a schedule splits backwards, after the part that makes the gradients of weights.
+    torch's own keeps everything until the end of the step, which is stage 1 (and 0). Here stages 2 and 3 reduce after
+    each backward; where a schedule splits backwards, after the part that makes the gradients of weights.
     """
 
     def __init__(

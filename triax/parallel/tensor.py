@@ -11,7 +11,8 @@ second. Which dim of which weight is cut stands in the weights table.
 
 Parameters are DTensors over the ``tp`` axis, so that sharding, optimizer state and checkpoints need know nothing; the
 arithmetic is on their local parts, with the collectives written out. Norms and the biases of row-cut matrices are whole
-on every rank and see a part of the sequence each, so their gradients are partial: ``sum_replicated`` adds them once a step.
+on every rank and see a part of the sequence each, so their gradients are partial: ``sum_replicated`` adds them up
+once a step.
 """
 
 from collections.abc import Iterable

@@ -4,23 +4,29 @@ The planner's proposals and the trainer's validation pass through this one funct
 refused later.
 """
 
+import math
 from typing import Final
 
 from triax.errors import BadInput
 from triax.spec.cluster import Cluster
 from triax.spec.layout import AXES, Axis, Layout, Refusal
 from triax.spec.legal_values import divisors, either, multiples, nearest
+from triax.spec.model import ModelSpec
 from triax.spec.run import Run
-from triax.spec.schedule import legal
+from triax.spec.schedule import legal, splits_backward
 from triax.spec.value import LARGEST_SMALL_COUNT
 
-_AXES_TRAINED: Final[tuple[Axis, ...]] = ("dp_replicate", "dp_shard")
-"""Axes that the engine can execute; the others can be said, and are refused by name."""
+_AXES_NOT_TRAINED: Final[tuple[Axis, ...]] = ("cp",)
+"""Axes that can be said and are refused by name until they are built."""
 
 
 def check(layout: Layout, run: Run, cluster: Cluster | None = None) -> list[Refusal]:
     """Return every reason why ``layout`` cannot train ``run`` on ``cluster``; an empty list means that it can."""
-    refusals = [*_axes(layout), *_pipeline(layout), *_sharing(layout), *_step(layout, run)]
+    model = run.model
+    refusals = [
+        *_axes(layout), *_tensor(layout, model, run.data.seq_len), *_pipeline(layout, model), *_sharing(layout),
+        *_step(layout, run),
+    ]  # fmt: skip
     return refusals if cluster is None else [*refusals, *_ranks(layout, run, cluster)]
 
 
@@ -34,25 +40,55 @@ def require_legal(layout: Layout, run: Run, cluster: Cluster | None = None) -> N
 def _axes(layout: Layout) -> list[Refusal]:
     refusals = [
         Refusal(axis, f"{axis}={layout.degree(axis)} is not trained by this version of triax: use {axis}=1.")
-        for axis in AXES
-        if axis not in _AXES_TRAINED and layout.degree(axis) > 1
+        for axis in _AXES_NOT_TRAINED
+        if layout.degree(axis) > 1
     ]
     if layout.ep > 1:
         refusals.append(Refusal("ep", f"ep={layout.ep} asks for experts, and this model has none: use ep=1."))
     return refusals
 
 
-def _pipeline(layout: Layout) -> list[Refusal]:
-    """Judge what concerns the pipeline alone, at the ``pp`` that this version trains: heeding all advice is enough."""
-    pp = layout.pp if "pp" in _AXES_TRAINED else 1
-    why = "needs pp=2 or more, which is not trained by this version of triax"
-    refusals = legal(layout.schedule, pp, layout.stages_per_rank, layout.microbatches)
-    if any(refusal.key == "schedule" for refusal in refusals):
-        message = f"schedule={layout.schedule} {why}: use schedule=1F1B stages_per_rank=1."
-        refusals = [Refusal("schedule", message)]
-    if layout.stage_cuts is not None and pp == 1:
-        cuts = f"stage_cuts={list(layout.stage_cuts)[:8]}"
-        refusals.append(Refusal("stage_cuts", f"{cuts} {why}: leave it out."))
+def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
+    """Heads and the sequence must divide over ``tp``; feed-forward and vocabulary need not, but leave no rank idle."""
+    tp = layout.tp
+    if tp == 1:
+        return []
+    heads, kv_heads = model.num_attention_heads, model.kv_heads
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "seq_len": seq_len}
+    common = [degree for degree in divisors(math.gcd(*sizes.values())) if degree <= model.intermediate_size]
+    refusals = [
+        Refusal("tp", f"tp={tp} does not divide {name}={size}: use tp={either(nearest(common, tp))}.")
+        for name, size in sizes.items()
+        if size % tp
+    ]
+    if model.qk_norm == "full":
+        message = f"tp={tp} would cut the norm that spans all heads of this model (qk_norm=full): use tp=1."
+        refusals.append(Refusal("tp", message))
+    return refusals
+
+
+def _pipeline(layout: Layout, model: ModelSpec) -> list[Refusal]:
+    refusals = legal(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+    stages, layers, cuts = layout.pp * layout.stages_per_rank, model.num_hidden_layers, layout.stage_cuts
+    if stages > layers:
+        message = (
+            f"pp={layout.pp} x stages_per_rank={layout.stages_per_rank} makes {stages} stages of {layers} layers: use "
+            f"pp x stages_per_rank of at most {layers}."
+        )
+        refusals.append(Refusal("pp", message))
+    elif cuts is not None and (len(cuts) != stages or sum(cuts) != layers or min(cuts) < 1):
+        even = [layers // stages + (stage >= stages - layers % stages) for stage in range(stages)]
+        message = (
+            f"stage_cuts={list(cuts)[:8]} must be {stages} counts of layers that sum to {layers}: use "
+            f"stage_cuts={even[:8]}{' ...' if len(even) > 8 else ''}, or leave it out."
+        )
+        refusals.append(Refusal("stage_cuts", message))
+    if splits_backward(layout.schedule) and layout.zero == 3 and layout.dp_shard > 1:
+        message = (
+            f"schedule={layout.schedule} splits backwards in two, and zero=3 would gather weights once more for each "
+            f"part: use zero=1 or zero=2, or schedule=1F1B or Interleaved1F1B."
+        )
+        refusals.append(Refusal("zero", message))
     return refusals
 
 

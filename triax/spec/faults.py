@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from itertools import islice
 from types import UnionType
-from typing import Any, Final, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -78,13 +78,19 @@ def _unknown_keys(kind: type[BaseModel], said: Mapping[str, Any], prefix: str) -
                 yield from _known_elsewhere(value, f"{prefix}{key}.")
         elif section is not None and isinstance(value, Mapping):
             yield from _unknown_keys(section, value, f"{prefix}{key}.")
+        elif section is not None and isinstance(value, list | tuple):
+            for number, row in enumerate(value):
+                if isinstance(row, Mapping):
+                    yield from _unknown_keys(section, row, f"{prefix}{key}.{number}.")
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field is: ``Cluster`` for the annotation ``Cluster | None``, None for a plain field."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    parts = get_args(annotation) if is_union else (annotation,)
-    return next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+    """Return the section that a field is, or that each of its rows is: ``Cluster`` for the annotation
+    ``Cluster | None`` and for ``tuple[Cluster, ...]``; None for a plain field."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    has_parts = get_origin(annotation) in (Union, UnionType, Annotated, tuple)
+    return next(filter(None, map(_section_of, get_args(annotation))), None) if has_parts else None
 
 
 def _unknown_key(kind: type[BaseModel], key: str, prefix: str) -> str:

@@ -68,10 +68,19 @@ def mean_attended(lengths: Iterable[int], window: int | None = None) -> float:
     return attended / positions
 
 
+def attended_by(model: ModelSpec, lengths: Iterable[int]) -> float:
+    """Return ``mean_attended`` over ``lengths``, averaged over the layers, of which some may see a window only."""
+    documents = tuple(lengths)
+    num_local = sum(model.reach(layer) == "local" for layer in range(model.num_hidden_layers))
+    num_global = model.num_hidden_layers - num_local
+    seen = num_global * mean_attended(documents) + num_local * mean_attended(documents, model.sliding_window)
+    return seen / model.num_hidden_layers
+
+
 def flop_terms(model: ModelSpec, attended: float) -> tuple[FlopTerm, ...]:
     """Return what one token costs in training, forward and backward, in the order of the network.
 
-    ``attended`` is the mean number of positions a token attends to, see ``mean_attended``.
+    ``attended`` is the mean number of positions a token attends to in a layer, see ``attended_by``.
     """
     numbers: dict[str, int] = {}
     for weight in weights_table(model):
@@ -112,7 +121,7 @@ def describe_flops(model: ModelSpec, seq_len: int, attended: float | None = None
 
     ``attended`` is what was measured where attention stays inside documents; absent means causal over ``seq_len``.
     """
-    terms = flop_terms(model, mean_attended([seq_len]) if attended is None else attended)
+    terms = flop_terms(model, attended_by(model, [seq_len]) if attended is None else attended)
     total = sum(term.per_token for term in terms)
     palm = palm_flops_per_token(model, seq_len)
     lines = ["FLOPs per token, forward and backward; recomputed activations are not counted"]

@@ -1,7 +1,6 @@
 """How do files and ``key=value`` words become a Run, a Plan or a Cluster?"""
 
 import glob
-import json
 import os
 import re
 import tomllib
@@ -14,6 +13,7 @@ from triax.spec.cluster import Cluster, parse_cluster
 from triax.spec.faults import shown, validated
 from triax.spec.plan import Plan
 from triax.spec.run import FORMAT_VERSION, Run
+from triax.spec.text_file import first_words, parse_json, read_text
 
 _LARGEST_TOML_BYTES: Final = 1 << 20
 """A run file is written by hand; anything larger is some other file."""
@@ -22,7 +22,7 @@ _LARGEST_JSON_BYTES: Final = 1 << 26
 """A plan lists the layouts that were not chosen, about a kilobyte each."""
 
 _KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
-_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32,}}+{_KEY_PART}[=\]]")
+_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32,64}}+{_KEY_PART}[=\]]")
 """A key of so many parts: no section is that deep, and reading one takes time in the square of its parts."""
 
 _LAYOUT_WORD: Final = re.compile(r"[^\s,\[]+(?:\[[^\]]*\]?)?")
@@ -43,7 +43,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
 
 def load_plan(path: Path) -> Plan:
     """Return the plan that the JSON file at ``path`` holds; raise BadInput where it is not one triax wrote."""
-    said = _parse_json(_read_text(path, _LARGEST_JSON_BYTES), str(path))
+    said = parse_json(read_text(path, _LARGEST_JSON_BYTES), str(path))
     _check_version(said, str(path))
     return validated(Plan, said, str(path))
 
@@ -60,26 +60,9 @@ def layout_words(text: str) -> list[str]:
     return [f"layout.{word.removeprefix('layout.')}" for word in _LAYOUT_WORD.findall(text)]
 
 
-def _read_text(path: Path, most_bytes: int) -> str:
-    try:
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "does not exist"
-            raise BadInput(f"{path} {what}: give the path of a file.")
-        size = path.stat().st_size
-        if size > most_bytes:
-            raise BadInput(f"{path} has {size:,} bytes, and no file of this kind is larger than {most_bytes:,}.")
-        # Editors on Windows begin a file with a byte order mark, which is no part of the text.
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} cannot be read.") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BadInput(f"{shown(str(path))} cannot be read: {reason}.") from None
-
-
 def _read_toml(path: Path) -> dict[str, Any]:
     """Return what a TOML file says, without its ``format_version``."""
-    text = _read_text(path, _LARGEST_TOML_BYTES)
+    text = read_text(path, _LARGEST_TOML_BYTES)
     if _LONG_KEY.search(text):
         raise BadInput(f"{path} has a key of more than 32 parts: write [section] and key = value.")
     try:
@@ -87,30 +70,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path} is not valid TOML: {error}.") from None
     except (RecursionError, ValueError) as error:
-        raise BadInput(f"{path} is not valid TOML: {_first_words(error)}.") from None
+        raise BadInput(f"{path} is not valid TOML: {first_words(error)}.") from None
     _check_version(said, str(path))
     said.pop("format_version", None)
     return said
-
-
-def _parse_json(text: str, origin: str) -> dict[str, Any]:
-    try:
-        said = json.loads(text, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{origin} is not valid JSON: {error.msg} at line {error.lineno}.") from None
-    except (RecursionError, ValueError) as error:
-        raise BadInput(f"{origin} is not valid JSON: {_first_words(error)}.") from None
-    if not isinstance(said, dict):
-        raise BadInput(f"{origin} holds a JSON {type(said).__name__}, and a plan is an object.")
-    return said
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
-
-
-def _first_words(error: BaseException) -> str:
-    return str(error).split("\n")[0][:200] or type(error).__name__
 
 
 def _check_version(said: dict[str, Any], origin: str) -> None:
@@ -151,7 +114,8 @@ def _parse_value(text: str) -> Any:
 def _with_absolute_paths(run: Run, path: Path) -> Run:
     """Return ``run`` with the paths of ``[data]`` made absolute, so that they mean the same from any folder."""
     data = run.data.model_dump()
-    data["train"] = tuple(_absolute(path, word) for word in run.data.train)
+    for said in data["source"] or (data,):
+        said["train"] = tuple(_absolute(path, word) for word in said["train"])
     if run.data.tokenizer != "bytes":
         data["tokenizer"] = _absolute(path, run.data.tokenizer)
     if run.data.cache_dir is not None:

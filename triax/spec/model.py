@@ -67,7 +67,8 @@ class ModelSpec(Value):
     """Scale of attention scores; absent means 1/sqrt(H)."""
     residual_multiplier: float = Field(default=1.0, gt=0)
     """Scale of what each block adds to the residual stream."""
-    logits_multiplier: float = Field(default=1.0, gt=0)
+    logits_scaling: float = Field(default=1.0, gt=0)
+    """Logits are divided by this."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -107,14 +108,22 @@ class ModelSpec(Value):
                 f"partial_rotary_factor={self.partial_rotary_factor} turns {turning} of {self.head_width} numbers, and "
                 f"rotary embedding turns pairs: use a factor that turns an even number of them."
             ]
-        scaling = self.rope_scaling
-        if scaling is None or scaling.kind != "longrope":
+        return [] if self.rope_scaling is None else self._stretching_faults(self.rope_scaling, turning)
+
+    def _stretching_faults(self, scaling: RopeScaling, turning: int) -> list[str]:
+        if scaling.kind == "dynamic" and turning == 2:
+            return ["rope_scaling.kind=dynamic stretches from the second pair on, and only one turns: use linear."]
+        if scaling.kind != "longrope":
             return []
-        given = {"short_factor": len(scaling.short_factor), "long_factor": len(scaling.long_factor)}
+        original = self.unstretched_length
+        if original == 1:
+            return ["rope_scaling.original_max_position_embeddings=1 leaves nothing to stretch: use 2 or more."]
+        given = {"short_factor": scaling.short_factor, "long_factor": scaling.long_factor}
         return [
-            f"rope_scaling.{name} has {count} factors, and {turning // 2} pairs turn: give {turning // 2}."
-            for name, count in given.items()
-            if count != turning // 2
+            f"rope_scaling.{name} has {len(factors)} factors, and {turning // 2} pairs turn: give {turning // 2}, "
+            f"each above zero."
+            for name, factors in given.items()
+            if len(factors) != turning // 2 or min(factors) <= 0
         ]
 
     def _layer_faults(self) -> list[str]:
@@ -140,6 +149,12 @@ class ModelSpec(Value):
     def rotary_width(self) -> int:
         """Numbers of a head that turn with its position."""
         return int(self.head_width * self.partial_rotary_factor)
+
+    @property
+    def unstretched_length(self) -> int:
+        """The length that rotary positions were made for before they were stretched."""
+        original = None if self.rope_scaling is None else self.rope_scaling.original_max_position_embeddings
+        return self.max_position_embeddings if original is None else original
 
     def reach(self, layer: int) -> Reach:
         """Return whether ``layer`` sees all positions before it or those of its window."""

@@ -10,34 +10,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from triax.spec.cluster import Cluster
+from triax.spec.data import DataSpec
 from triax.spec.layout import AxisOrder, Recompute, ScheduleName
 from triax.spec.legal_values import either, multiples
 from triax.spec.model import ModelSpec
-from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Text, Texts, Value, fingerprint
+from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Value, fingerprint
 
 FORMAT_VERSION = 1
 """Version of every file that triax writes into a run folder."""
-
-
-class DataSpec(Value):
-    """Where text comes from and how it becomes sequences of tokens."""
-
-    train: Texts = Field(min_length=1)
-    """Files, folders or glob patterns; relative paths start at the run file's folder."""
-    format: Literal["auto", "text", "jsonl"] = "auto"
-    """auto goes by each file's ending."""
-    extensions: Texts = ()
-    """Endings to take from folders, such as [".py", ".md"]; empty takes every ending the format knows."""
-    text_field: Text = "text"
-    """The JSONL field that holds the text."""
-    tokenizer: Text = "bytes"
-    """``bytes`` (257 tokens), or a path to a Hugging Face ``tokenizer.json`` or the folder that holds one."""
-    seq_len: Count = Field(ge=2, le=1 << 24)
-    """Tokens in one sequence."""
-    attend_across_documents: bool = True
-    """False: attention and loss stay inside each document although several share a sequence."""
-    cache_dir: Text | None = None
-    """Folder of prepared tokens; absent means ``~/.cache/triax``."""
 
 
 class TrainSpec(Value):
@@ -192,7 +172,10 @@ class Run(Value):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        faults = [*self._length_faults(), *self._step_faults(), *self._warmup_faults()]
+        faults = [
+            *self._length_faults(), *self._step_faults(), *self._warmup_faults(),
+            *self.data.eval_faults(self.eval.sequences),
+        ]  # fmt: skip
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -252,9 +235,7 @@ class Run(Value):
         heads = {"num_key_value_heads": self.model.kv_heads, "head_dim": self.model.head_width}
         return {
             "model": self.model.model_dump(mode="json") | heads,
-            "data": self.data.model_dump(
-                mode="json", include={"format", "extensions", "text_field", "seq_len", "attend_across_documents"}
-            ),
+            "data": self.data.mathematics(),
             "sequences_per_step": self.sequences_per_step,
             "seed": self.train.seed,
             "optimizer": self.optimizer.model_dump(mode="json"),

@@ -17,7 +17,8 @@ from triax.parallel.launch import Process
 from triax.parallel.mesh import build_mesh
 from triax.parallel.place import initialise, make_executor, place
 from triax.parallel.tied import TiedEmbedding
-from triax.spec.flops import mean_attended
+from triax.spec.flops import attended_by
+from triax.spec.model import ModelSpec
 from triax.spec.plan import Plan
 from triax.spec.run import Run
 from triax.spec.schedule import build
@@ -65,7 +66,10 @@ def train(plan: Plan, folder: RunFolder, process: Process, tokens: TokenStore, *
         initialise(stages, run.model, run.train.seed, layout)
     optimizer.copy_tied()
     writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
-    with Reporter(plan, folder, process, _attended(batches), quiet=quiet) as reporter, _stop_signals() as asked:
+    with (
+        Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter,
+        _stop_signals() as asked,
+    ):
         for reason in passed_over:
             reporter.warn(reason)
             reporter.event("checkpoint_refused", state.step, {"reason": reason})
@@ -102,14 +106,14 @@ def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) 
     return "\n".join(lines)
 
 
-def _attended(batches: Batches) -> float:
+def _attended(model: ModelSpec, batches: Batches) -> float:
     """Return how many positions a token attends to on average, over sequences from all of the corpus."""
     sequences = batches.sequences
     if batches.sequences.attend_across_documents:
-        return mean_attended([sequences.seq_len])
+        return attended_by(model, [sequences.seq_len])
     stride = max(len(sequences) // _ATTENTION_SAMPLE, 1)
     rows = (sequences[index].document_lengths for index in range(0, len(sequences), stride))
-    return mean_attended(int(length) for row in rows for length in row)
+    return attended_by(model, (int(length) for row in rows for length in row))
 
 
 @dataclass(slots=True)

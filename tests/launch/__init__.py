@@ -1,0 +1,1 @@
+"""Tests of the room that starts ranks and watches them."""
