@@ -1,6 +1,7 @@
 """Which bytes are held: by the tensors that Python can see, and by everything that ran while a test was watching?"""
 
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,19 +19,28 @@ class Scan:
     def __init__(self) -> None:
         gc.freeze()  # the collector forgets what there is, so that a scan takes milliseconds
 
-    def held_bytes(self) -> int:
+    def held_bytes(self, until: int, patience_s: float) -> int:
         """Return the bytes of floating-point storages that Python reaches by newer tensors, each counted once.
 
-        Single numbers (step counters, sums of losses) and integers (tables of ranks in meshes) are left out.
+        Single numbers (step counters, sums of losses) and integers (tables of ranks in meshes) are left out. Scans
+        again for up to ``patience_s`` while there is more than ``until``: gloo's threads let go of what they sent a
+        moment after the collective is over.
         """
-        gc.collect()
-        held = {}
-        for tensor in _tensors():
-            if tensor.is_floating_point() and tensor.device.type != "meta":
-                storage = tensor.untyped_storage()
-                if storage.nbytes() > tensor.element_size():
-                    held[storage.data_ptr()] = storage.nbytes()
-        return sum(held.values())
+        deadline_s = time.monotonic() + patience_s
+        while (held := _scan()) > until and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return held
+
+
+def _scan() -> int:
+    gc.collect()
+    held = {}
+    for tensor in _tensors():
+        if tensor.is_floating_point() and tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            if storage.nbytes() > tensor.element_size():
+                held[storage.data_ptr()] = storage.nbytes()
+    return sum(held.values())
 
 
 def _tensors() -> Iterator[Tensor]:

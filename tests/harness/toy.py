@@ -42,7 +42,9 @@ def lay(run: Run, sequences_per_microbatch: int = 1, **degrees: Any) -> Layout:
     """Return the layout of ``degrees`` whose microbatches make up a step of ``run``."""
     data_ranks = degrees.get("dp_replicate", 1) * degrees.get("dp_shard", 1)
     microbatches = run.sequences_per_step // data_ranks // sequences_per_microbatch
-    return Layout(microbatches=microbatches, sequences_per_microbatch=sequences_per_microbatch, **degrees)
+    layout = Layout(microbatches=microbatches, sequences_per_microbatch=sequences_per_microbatch, **degrees)
+    assert layout.sequences_per_step == run.sequences_per_step
+    return layout
 
 
 @dataclass(frozen=True)

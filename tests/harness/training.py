@@ -35,7 +35,7 @@ class Trained:
     losses: list[float]
     grad_norms: list[float]
     first_gradients: dict[str, Tensor]
-    """Before clipping, of the first step."""
+    """Of the first step, clipped: as the optimizer gets them."""
     weights: dict[str, Tensor]
 
 
@@ -104,10 +104,10 @@ def train_on_one_device(run: Run, steps: int) -> Trained:
         samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)
         loss = _plain_loss(model, DTYPES[run.precision.compute], sequences, samples)
         loss.backward()
-        if not first:
-            first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         limit = run.optimizer.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf") if limit is None else limit)
+        if not first:
+            first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

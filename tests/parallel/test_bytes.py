@@ -134,7 +134,8 @@ def _measure_run(rank: int, run: Run, layout: Layout) -> list[Held]:
     moments: list[Held] = []
 
     def hold() -> None:
-        moments.append(Held(_walk(engine.stage, engine.optimizer), scan.held_bytes()))
+        by_walk = _walk(engine.stage, engine.optimizer)
+        moments.append(Held(by_walk, scan.held_bytes(patience_s=5.0, until=sum(by_walk.values()))))
 
     def read(index: int) -> DeviceBatch:
         if index > 0:

@@ -29,6 +29,11 @@ def whole() -> Said:
             "hidden_size": 64, "intermediate_size": 129, "num_hidden_layers": 3, "num_attention_heads": 4,
             "num_key_value_heads": 2, "head_dim": 10, "vocab_size": 257, "max_position_embeddings": 128,
             "rms_norm_eps": 1e-6, "rope_theta": 5e5, "tie_word_embeddings": True, "initializer_range": 0.01,
+            "family": "qwen3", "hidden_act": "gelu_pytorch_tanh", "attention_bias": True, "attention_out_bias": True,
+            "mlp_bias": True, "qk_norm": "head", "norm_placement": "both", "norm_is_offset": True,
+            "rope_scaling": {"kind": "linear", "factor": 2.0}, "rope_local_theta": 1e3, "partial_rotary_factor": 0.8,
+            "layers_without_rope": [1], "sliding_window": 16, "global_layers": [2], "embedding_multiplier": 2.0,
+            "attention_multiplier": 0.5, "residual_multiplier": 0.9, "logits_scaling": 1.5,
         },
         "data": {
             "train": ["/corpus/a.txt", "/corpus/b.txt"], "format": "text", "extensions": [".txt"], "text_field": "body",

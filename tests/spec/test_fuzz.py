@@ -80,6 +80,8 @@ def like(value: Any) -> st.SearchStrategy[Any]:
             return st.floats(0, 1) | st.integers(0, 9) | st.floats()
         case str():
             return st.sampled_from(WORDS + PATHS) | st.text() | ARGUMENTS
+        case dict():
+            return st.fixed_dictionaries({}, optional={key: like(item) for key, item in value.items()})
         case _:
             return st.lists(like(value[0]), max_size=5) | st.permutations(AXES)
 

@@ -77,6 +77,9 @@ def test_the_seed_example() -> None:
         "pp=1 dp_replicate=0 dp_shard=1 cp=0 tp=1",
     ]
     assert (layout.peers(0, "pp"), layout.peers(0, "dp_shard"), layout.peers(0, "tp")) == ((0, 4), (0, 2), (0, 1))
+    hybrid = Layout(dp_replicate=2, dp_shard=2)
+    assert [hybrid.data_rank(rank) for rank in range(4)] == [0, 1, 2, 3]
+    assert hybrid.data_rank(hybrid.rank(Coordinate(pp=0, dp_replicate=1, dp_shard=0, cp=0, tp=0))) == 2
     tp_outermost = Layout(pp=2, dp_shard=2, tp=2, order=("tp", "pp", "dp_replicate", "dp_shard", "cp"))
     assert tp_outermost.peers(0, "tp") == (0, 4)
 

@@ -1,12 +1,14 @@
 """Does the weights table say exactly what the network has, and count what was published?"""
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triax.nn.decoder import Decoder
-from triax.spec.model import ModelSpec
+from triax.spec.model import ModelSpec, NormPlacement
 from triax.spec.weights import num_parameters, weights_table
 
 
@@ -63,6 +65,11 @@ def models(draw: st.DrawFn) -> ModelSpec:
         head_dim=width if own_width else None,
         vocab_size=draw(st.integers(2, 300)),
         tie_word_embeddings=draw(st.booleans()),
+        attention_bias=draw(st.booleans()),
+        attention_out_bias=draw(st.booleans()),
+        mlp_bias=draw(st.booleans()),
+        qk_norm=draw(st.sampled_from(get_args(ModelSpec.model_fields["qk_norm"].annotation))),
+        norm_placement=draw(st.sampled_from(get_args(NormPlacement))),
     )
 
 
@@ -88,8 +95,9 @@ def test_rows_agree_with_themselves(model: ModelSpec) -> None:
     assert num_parameters(model) == sum(row.numel for row in rows)
     for row in rows:
         assert row.numel == torch.Size(row.shape).numel()
-        assert row.decays == (row.role != "norm")
-        assert (row.tp_dim is None) == (row.role == "norm")
+        assert row.decays == (row.role not in ("norm", "bias")) == (not row.name.endswith(("norm.weight", ".bias")))
+        assert row.decays or not row.is_matmul
+        assert row.tp_dim is not None or row.role in ("norm", "bias")
         assert (row.layer is None) == (not row.name.startswith("layers."))
         assert row.layer is None or f"layers.{row.layer}." in row.name
     assert sorted({row.layer for row in rows if row.layer is not None}) == list(range(model.num_hidden_layers))
@@ -103,6 +111,16 @@ def test_tokens_meet_one_head(model: ModelSpec) -> None:
     assert [row.role for row in outside] == (["embedding"] if model.tie_word_embeddings else ["head"])
     assert outside[0].shape == (model.vocab_size, model.hidden_size)
     assert sum(row.is_matmul for row in rows) == 7 * model.num_hidden_layers + 1
+
+
+@given(models())
+def test_a_bias_is_cut_with_the_outputs_it_is_added_to(model: ModelSpec) -> None:
+    rows = {row.name: row for row in weights_table(model)}
+    for name, bias in rows.items():
+        if bias.role == "bias":
+            matrix = rows[name.removesuffix("bias") + "weight"]
+            assert bias.shape == matrix.shape[:1]
+            assert bias.tp_dim == (0 if matrix.tp_dim == 0 else None)
 
 
 def test_tensor_parallel_cuts_outputs_then_inputs() -> None:

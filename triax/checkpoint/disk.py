@@ -3,12 +3,17 @@
 import errno
 import hashlib
 import os
+import shutil
 import stat
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-from triax.errors import BadInput
+from triax.errors import BadInput, TriaxError
+from triax.units import format_bytes
 
 # Bytes between two looks at whether the work is still wanted.
 _CHUNK_BYTES: Final = 16 << 20
@@ -71,13 +76,20 @@ def sync_folder(folder: Path) -> None:
 
 def read_small(path: Path, max_bytes: int) -> bytes:
     """Return what a file holds. Raises BadInput if it is longer than ``max_bytes`` or no regular file, else OSError."""
-    with open(path, "rb", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise BadInput(f"{path} is no regular file.")
+    with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise BadInput(f"{path} is longer than the {max_bytes} bytes that such a file can have.")
     return data
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Return a file opened for reading. Raises BadInput if it is no regular file, else OSError."""
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise BadInput(f"{path} is no regular file.")
+    return file
 
 
 def what_is_wrong(path: Path, num_bytes: int, sha256: str) -> str | None:
@@ -99,6 +111,43 @@ def what_is_wrong(path: Path, num_bytes: int, sha256: str) -> str | None:
 def _open_at_once(path: str, flags: int) -> int:
     # A pipe in a file's place would hold up anyone who opens it.
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+@contextmanager
+def new_folder(path: Path, needed_bytes: int) -> Iterator[Path]:
+    """Yield a fresh folder that becomes ``path`` when the body of the ``with`` ends well, and is removed otherwise.
+
+    Raises BadInput where something is there already or there is no room, and TriaxError where the disk fails.
+    """
+    path = path.absolute()
+    try:
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise BadInput(f"{path} is there already, and nothing is overwritten: name a new folder.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if needed_bytes > (free := free_bytes(path.parent)):
+            raise BadInput(
+                f"disk full: it needs {format_bytes(needed_bytes)} in {path.parent} and {format_bytes(free)} are free."
+            )
+        fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made: {sentence(error)}; name another folder.") from None
+    try:
+        yield fresh
+        fresh.chmod(0o777 & ~_umask())
+        sync_folder(fresh)
+        fresh.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise TriaxError(f"{path} could not be written: {sentence(error)}; nothing of it was left.") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # gone already where all went well
+
+
+def _umask() -> int:
+    """Return the rights that new files do not get; the system tells it only when it is set."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def free_bytes(folder: Path) -> int:

@@ -257,7 +257,8 @@ class _Head(BaseModel):
 
 def _first(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
+    said = ".".join(str(part) for part in first["loc"])
+    place = "".join(letter if letter.isprintable() else "?" for letter in said)  # a hostile key may hold line breaks
     return f"{place[:200]}: {first['msg'][:300]}" if place else first["msg"][:300]
 
 

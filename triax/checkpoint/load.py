@@ -33,6 +33,10 @@ class _Read:
     target: Slice
 
 
+class _Contradiction(Exception):
+    """A file holds another tensor than the manifest says."""
+
+
 def load(
     checkpoint: Checkpoint,
     tensors: Mapping[str, torch.Tensor],
@@ -68,12 +72,21 @@ def load(
     failures = []
     try:
         _fill(checkpoint, reads)
-    except OSError as error:
-        failures.append(f"{checkpoint.folder} cannot be read: {sentence(error)}.")
-    except (SafetensorError, BadInput) as error:
-        failures.append(f"{checkpoint.folder} does not hold what its manifest says: {error}")
+    except BadInput as error:
+        failures.append(str(error))
     if failures := ranks.union(failures):
         raise BadInput(failures[0])
+
+
+def read_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """Return one tensor of the manifest, whole, in host memory, with the bits that were saved.
+
+    The files are trusted, as in ``load``. Raises BadInput if they cannot be read.
+    """
+    entry = checkpoint.manifest.tensors[name]
+    tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    _fill(checkpoint, _reads(checkpoint.manifest, name, tensor))
+    return tensor
 
 
 def _reads(manifest: Manifest, name: str, tensor: torch.Tensor) -> list[_Read]:
@@ -104,20 +117,25 @@ def _surplus(
 
 @torch.no_grad()
 def _fill(checkpoint: Checkpoint, reads: list[_Read]) -> None:
-    """Read block by block, each file opened once, and one at a time: there may be thousands."""
-    for file, of_file in groupby(sorted(reads, key=lambda read: read.file), key=lambda read: read.file):
-        path = checkpoint.folder / checkpoint.manifest.files[file].name
-        with _opened(path) as blocks:
-            for read in of_file:
-                entry = checkpoint.manifest.tensors[read.name]
-                _copy(blocks, block_key(read.name, read.box, entry.shape), read, DTYPES[entry.dtype])
+    """Read block by block, each file opened once, and one at a time: there may be thousands. Raises BadInput."""
+    try:
+        for file, of_file in groupby(sorted(reads, key=lambda read: read.file), key=lambda read: read.file):
+            path = checkpoint.folder / checkpoint.manifest.files[file].name
+            with _opened(path) as blocks:
+                for read in of_file:
+                    entry = checkpoint.manifest.tensors[read.name]
+                    _copy(blocks, block_key(read.name, read.box, entry.shape), read, DTYPES[entry.dtype])
+    except OSError as error:
+        raise BadInput(f"{checkpoint.folder} cannot be read: {sentence(error)}.") from None
+    except (SafetensorError, _Contradiction) as error:
+        raise BadInput(f"{checkpoint.folder} does not hold what its manifest says: {error}") from None
 
 
 def _copy(blocks: Any, key: str, read: _Read, dtype: torch.dtype) -> None:
     saved = blocks.get_slice(key)
     shape = tuple(stop - start for start, stop in read.box)
     if tuple(saved.get_shape()) != shape or DTYPES.get(saved.get_dtype()) != dtype:
-        raise BadInput(f"{key} is {saved.get_dtype()} {tuple(saved.get_shape())} in its file.")
+        raise _Contradiction(f"{key} is {saved.get_dtype()} {tuple(saved.get_shape())} in its file.")
     shared = [
         (max(start, low), min(stop, high)) for (start, stop), (low, high) in zip(read.box, read.target.box, strict=True)
     ]

@@ -1,7 +1,5 @@
 """How does one rank copy what it has to write out of training's way, and write it as one safetensors file?"""
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import torch
 from triax.checkpoint.disk import write_new
 from triax.checkpoint.format import DTYPES, FileEntry, block_key
 from triax.checkpoint.state import Box, Slice
+from triax.checkpoint.tensor_file import lay_out
 
 
 @dataclass(frozen=True)
@@ -33,22 +32,13 @@ class Part:
 
     def __init__(self, file_name: str, blocks: Sequence[Block]) -> None:
         self.file_name = file_name
-        # Widest elements first, so that each block starts at a multiple of its element size.
-        ordered = sorted(blocks, key=lambda block: -DTYPES[block.dtype].itemsize)
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        self._places: list[tuple[Block, int, int]] = []
-        end = 0
-        for block in ordered:
-            shape = [stop - start for start, stop in block.box]
-            begin, end = end, end + DTYPES[block.dtype].itemsize * math.prod(shape)
-            self._places.append((block, begin, end))
-            header[block_key(block.name, block.box, block.shape)] = {
-                "dtype": block.dtype, "shape": shape, "data_offsets": [begin, end],
-            }  # fmt: skip
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        self._header = len(text).to_bytes(8, "little") + text
-        self._data_bytes = end
+        by_key = {block_key(block.name, block.box, block.shape): block for block in blocks}
+        layout = lay_out(
+            (key, block.dtype, [stop - start for start, stop in block.box]) for key, block in by_key.items()
+        )
+        self._places = [(by_key[key], begin, end) for key, begin, end in layout.places]
+        self._header = layout.header
+        self._data_bytes = layout.num_bytes - len(layout.header)
         self._host: torch.Tensor | None = None
 
     @property

@@ -33,8 +33,13 @@ def begin_folder(folder: Path, step: int, run: str) -> Path:
             break
         except FileExistsError:
             attempt += 1
-    (made / MARKER).write_bytes(_json({"run": run}))
+    mark(made, run)
     return made
+
+
+def mark(folder: Path, run: str) -> None:
+    """Say that ``run`` writes a checkpoint into ``folder``. Raises OSError."""
+    (folder / MARKER).write_bytes(_json({"run": run}))
 
 
 def owner(folder: Path) -> str | None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from triax.cli.huggingface import huggingface_app
 from triax.errors import BadInput, TriaxError
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ config_app = typer.Typer(no_args_is_help=True, help="Look at what a run file say
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
+app.add_typer(huggingface_app)
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file, or a plan.json where a verb takes one.")]
 Overrides = Annotated[
@@ -69,7 +71,9 @@ def train(
 
 @app.command()
 def generate(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint folder, or a run's folder for its newest.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A checkpoint, a run's folder for its newest, or a Hugging Face one.")
+    ],
     prompt: Annotated[str, typer.Option(help="Text to go on from.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 200,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
-from triax.checkpoint.format import Checkpoint
+from triax.checkpoint.carried import tokenizer_of
+from triax.checkpoint.find import find_verified, model_of
+from triax.checkpoint.format import MANIFEST
+from triax.checkpoint.hf_folder import open_hf_folder
 from triax.checkpoint.load import load
-from triax.checkpoint.verify import newest_verified, verified
 from triax.data.tokenizer import Tokenizer, load_tokenizer
 from triax.errors import BadInput
 from triax.generate.sample import Sampling, continue_tokens
@@ -48,30 +49,32 @@ class Writer:
 
 
 def open_writer(path: Path) -> Writer:
-    """Return the network saved at ``path`` (a checkpoint, or a run's folder for its newest) in its master precision."""
-    checkpoint = _find(path)
+    """Return the network at ``path`` in fp32: a checkpoint, the newest one of a run's folder, or a Hugging Face folder.
+
+    Raises BadInput where there is none that can be trusted, or no tokenizer of it.
+    """
+    if (path / "config.json").exists() and not (path / MANIFEST).exists():
+        folder = open_hf_folder(path)
+        network = _without_values(folder.model)
+        for name, parameter in network.named_parameters():
+            parameter.detach().copy_(folder.rows[name].tensor())
+        return Writer(network, load_tokenizer(str(path)), folder.model.max_position_embeddings)
+    checkpoint = find_verified(path)
     extra = checkpoint.manifest.extra
-    try:
-        model = ModelSpec.model_validate(extra.get("model"))
-    except ValidationError:
-        raise BadInput(f"{checkpoint.folder} does not say which model it is of: it was not saved by a run.") from None
-    with torch.device("meta"):
-        network = Decoder(model)
-    network.to_empty(device="cpu")
+    model = model_of(checkpoint)
+    tokenizer = tokenizer_of(checkpoint.folder, extra)
+    if tokenizer is None:
+        raise BadInput(f"{checkpoint.folder} has no tokenizer: it was imported from a folder without tokenizer.json.")
+    network = _without_values(model)
     weights = {name: parameter.detach() for name, parameter in network.named_parameters()}
     load(checkpoint, weights, unread=("optimizer.",))
     seq_len = extra.get("seq_len")
     context = seq_len if isinstance(seq_len, int) and seq_len > 0 else model.max_position_embeddings
-    return Writer(network, load_tokenizer(str(extra.get("tokenizer"))), context)
+    return Writer(network, load_tokenizer(tokenizer), context)
 
 
-def _find(path: Path) -> Checkpoint:
-    if not path.is_dir():
-        raise BadInput(f"{path} is no folder: give a run's folder, such as runs/NAME, or one of its checkpoints.")
-    folder = path / "checkpoints"
-    if not folder.is_dir():
-        return verified(path)
-    checkpoint, passed_over = newest_verified(folder)
-    if checkpoint is None:
-        raise BadInput(f"{folder} holds no saved state that can be trusted. {' '.join(passed_over)}")
-    return checkpoint
+def _without_values(model: ModelSpec) -> Decoder:
+    """Return the network with memory for its weights and nothing in it."""
+    with torch.device("meta"):
+        network = Decoder(model)
+    return network.to_empty(device="cpu")

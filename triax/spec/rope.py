@@ -9,6 +9,9 @@ from triax.spec.value import Count, Value, as_tuple
 Factors = Annotated[tuple[float, ...], BeforeValidator(as_tuple)]
 
 
+Kind = Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+
+
 class RopeScaling(Value):
     """A way to stretch; fields in Hugging Face's names.
 
@@ -19,7 +22,7 @@ class RopeScaling(Value):
     arXiv:2402.13753).
     """
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+    kind: Kind
     factor: float | None = Field(default=None, gt=0)
     """How much longer; absent means the model's longest by the original length, and only yarn and longrope may leave it
     out."""

@@ -50,8 +50,8 @@ class OptimizerSpec(Value):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Applies to matrices, not to norms and biases."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm; absent in a run file means 1.0, and ``0`` is no way to say off."""
+    max_grad_norm: float | None = Field(default=1.0, ge=0)
+    """Gradients are scaled down to this global norm; 0 leaves them as they are."""
 
 
 class LearningRateSpec(Value):
@@ -230,11 +230,12 @@ class Run(Value):
         """Return what decides the losses, as plain values: never layout, cluster, paths or the number of steps.
 
         The content of the data has a fingerprint of its own, made when tokens are prepared. A size that is left to
-        follow from others counts as what follows, so that writing it down later changes nothing.
+        follow from others counts as what follows, so that writing it down later changes nothing. A setting of the model
+        that has its default is left out, so that a run goes on after an update that brings new settings.
         """
         heads = {"num_key_value_heads": self.model.kv_heads, "head_dim": self.model.head_width}
         return {
-            "model": self.model.model_dump(mode="json") | heads,
+            "model": self.model.model_dump(mode="json", exclude={"family"}, exclude_defaults=True) | heads,
             "data": self.data.mathematics(),
             "sequences_per_step": self.sequences_per_step,
             "seed": self.train.seed,

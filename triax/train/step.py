@@ -95,7 +95,7 @@ class Stepper:
         sums = sum_step(loss_sum, count, counted, [asks_stop], self._layout)
         gradients = local_gradients(parameters)
         max_norm = self._run.optimizer.max_grad_norm
-        if max_norm is not None:
+        if max_norm:
             clip(gradients, sums.grad_norm, max_norm)
         rate = learning_rate(step, self._run.learning_rate, self._run.train.steps)
         self._optimizer.update(rate, sums.loss.isfinite() & sums.grad_norm.isfinite())

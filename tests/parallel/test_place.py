@@ -1,0 +1,60 @@
+"""Does every layout start from the same bits, under the names of the weights table?"""
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from tests.harness.ranks import run_ranks
+from tests.harness.toy import ODD, lay, toy_run
+from tests.harness.training import CPU, whole
+from triax.nn.init import initial_rows
+from triax.parallel.mesh import build_mesh
+from triax.parallel.place import initialise, place
+from triax.spec.layout import Layout
+from triax.spec.model import ModelSpec
+from triax.spec.run import Run
+from triax.spec.weights import weights_table
+
+# Rows for two blocks and a bit, so that shards begin and end inside blocks; and an embedding and a head of their own.
+TALL = ModelSpec(
+    hidden_size=12, intermediate_size=301, num_hidden_layers=1, num_attention_heads=2, head_dim=6, vocab_size=601
+)
+
+DEGREES: list[dict[str, object]] = [
+    {"dp_shard": 1, "zero": 1},
+    {"dp_replicate": 3, "zero": 0},
+    {"dp_shard": 4, "zero": 3},
+    {"dp_shard": 7, "zero": 2},
+    {"dp_replicate": 2, "dp_shard": 3, "zero": 3},
+    {"dp_replicate": 2, "dp_shard": 2, "zero": 1, "order": ("dp_shard", "dp_replicate", "pp", "cp", "tp")},
+]
+
+
+@pytest.mark.parametrize("model", [ODD, TALL], ids=["odd", "tall"])
+@pytest.mark.parametrize("degrees", DEGREES, ids=lambda degrees: " ".join(f"{k}={v}" for k, v in degrees.items()))
+def test_initial_weights_have_the_same_bits_in_every_layout(degrees: dict[str, int], model: ModelSpec) -> None:
+    run = toy_run(model, train={"sequences_per_step": 84, "seed": 5})
+    layout = lay(run, **degrees)
+    for wrong in run_ranks(differing_weights, layout.world_size, run, layout):
+        assert wrong == []
+
+
+def differing_weights(rank: int, world: int, run: Run, layout: Layout) -> list[str]:
+    """Return what is wrong with the initial weights, whole and as this rank holds them."""
+    stages = place(run.model, layout, run.precision, build_mesh(layout, "cpu"), CPU)
+    initialise(stages, run.model, run.train.seed)
+    placed = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
+    table = {weight.name: weight for weight in weights_table(run.model)}
+    wrong = sorted(placed.keys() ^ table.keys())
+    for name, weight in table.items():
+        parameter = placed[name]
+        expected = initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]).to(torch.float64)
+        held = -(-weight.shape[0] // layout.dp_shard)
+        first = min(held * layout.coordinate(rank).dp_shard, weight.shape[0])
+        if not isinstance(parameter, DTensor) or parameter.dtype != torch.float64:
+            wrong.append(f"{name} is no sharded weight in the master precision")
+        elif not torch.equal(parameter.to_local(), expected[first : first + held]):
+            wrong.append(f"{name} differs in the rows of rank {rank}")
+        elif not torch.equal(whole(parameter), expected):
+            wrong.append(f"{name} differs as a whole")
+    return wrong
