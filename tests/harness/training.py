@@ -51,9 +51,11 @@ class Engine:
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         self.data_rank = layout.data_rank(rank)
         self.sequences = MadeUpSequences(run.model.vocab_size)
-        executor = make_executor(table, self.stages, layout, run.precision, mesh, run.data.seq_len, CPU)
+        self.executor = make_executor(table, self.stages, layout, run.precision, mesh, run.data.seq_len, CPU)
         tied = TiedEmbedding(self.stages, layout, table)
-        self.stepper = Stepper(run, layout, executor, self.optimizer, None, tied, mesh, self.data_rank, CPU)  # type: ignore[arg-type]
+        self.stepper = Stepper(
+            run, layout, self.executor, self.optimizer, None, tied, mesh, self.data_rank, CPU  # type: ignore[arg-type]
+        )
 
     def step(self, step: int) -> Any:
         """Take one step and return its report."""

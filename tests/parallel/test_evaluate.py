@@ -10,7 +10,6 @@ from tests.harness.ranks import run_ranks
 from tests.harness.tolerances import assert_losses_equal
 from tests.harness.toy import lay, toy_run
 from tests.harness.training import CPU, Engine
-from triax.parallel.pipeline import evaluate
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.train.step import DeviceBatch
@@ -43,10 +42,10 @@ def train_and_evaluate(
     measured, training = [], []
     for step in range(3):
         if evaluates:
-            loss = evaluate(engine.stage, [DeviceBatch.of(mine, CPU)])
+            loss = engine.executor.evaluate([DeviceBatch.of(mine, CPU)])
             dist.all_reduce(loss)
             measured.append(float(loss) / len(HELD_OUT))
-            assert all(not parameter.requires_grad or parameter.grad is None for parameter in engine.stage.parameters())
+            assert all(parameter.grad is None for stage in engine.stages for parameter in stage.parameters())
         training.append(engine.step(step).loss)
     assert torch.is_grad_enabled()
     return measured, training

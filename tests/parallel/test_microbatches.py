@@ -14,7 +14,7 @@ from tests.harness.ranks import run_ranks
 from tests.harness.tolerances import GRADIENT, LOSS, WEIGHT, assert_losses_equal, assert_tensors_equal
 from tests.harness.toy import MadeUpSequences, lay, toy_run
 from tests.harness.training import CPU, Engine, Trained, train_in_layout, train_on_one_device, whole
-from triax.parallel.pipeline import execute
+from triax.parallel.execute import LocalExecutor
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.spec.schedule import build
@@ -88,9 +88,10 @@ def loss_and_gradients(engine: Engine, sizes: list[int]) -> tuple[float, dict[st
     on_device = [DeviceBatch.of(batch, CPU) for batch in batches]
     layout = engine.layout.model_copy(update={"microbatches": len(sizes)})
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
-    loss = execute(table, engine.stage, layout, on_device.__getitem__, torch.tensor(1e-2))
-    gradients = {name: whole(p.grad) for name, p in engine.stage.named_parameters() if p.grad is not None}
-    engine.stage.zero_grad(set_to_none=True)
+    (stage,) = engine.stages
+    loss = LocalExecutor(table, stage, layout).execute(on_device, torch.tensor(1e-2))
+    gradients = {name: whole(p.grad) for name, p in stage.named_parameters() if p.grad is not None}
+    stage.zero_grad(set_to_none=True)
     return loss.item(), gradients
 
 
