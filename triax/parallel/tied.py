@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from triax.nn.decoder import Decoder
+from triax.parallel.mesh import patience
 from triax.spec.layout import Layout
 from triax.spec.schedule import ScheduleTable
 
@@ -39,7 +40,7 @@ class TiedEmbedding:
             here = layout.coordinate(rank)
             if here.pp == first_owner:
                 pair = [rank, layout.rank(here._replace(pp=last_owner))]
-                group = dist.new_group(pair)
+                group = dist.new_group(pair, timeout=patience())
                 if dist.get_rank() in pair:
                     self._group = group
 
