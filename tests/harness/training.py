@@ -44,17 +44,18 @@ class Engine:
 
     def __init__(self, run: Run, layout: Layout, rank: int) -> None:
         self.run, self.layout = run, layout
-        mesh = build_mesh(layout, "cpu")
-        self.stages = place(run.model, layout, run.precision, mesh, CPU)
+        self.mesh = build_mesh(layout, "cpu")
+        self.stages = place(run.model, layout, run.precision, self.mesh, CPU)
         initialise(self.stages, run.model, run.train.seed, layout)
         self.optimizer = Optimizer(self.stages, run.model, run.optimizer, CPU)
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         self.data_rank = layout.data_rank(rank)
-        self.sequences = MadeUpSequences(run.model.vocab_size)
-        self.executor = make_executor(table, self.stages, layout, run.precision, mesh, run.data.seq_len, CPU)
+        self.sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
+        self.executor = make_executor(table, self.stages, layout, run.precision, self.mesh, run.data.seq_len, CPU)
         tied = TiedEmbedding(self.stages, layout, table)
+        nowhere: Any = None
         self.stepper = Stepper(
-            run, layout, self.executor, self.optimizer, None, tied, mesh, self.data_rank, CPU  # type: ignore[arg-type]
+            run, layout, self.executor, self.optimizer, nowhere, tied, self.mesh, self.data_rank, CPU
         )
 
     def step(self, step: int) -> Any:
@@ -100,7 +101,7 @@ def train_on_one_device(run: Run, steps: int) -> Trained:
     for weight in weights_table(run.model):
         model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]))
     optimizer = _plain_optimizer(model, run)
-    sequences = MadeUpSequences(run.model.vocab_size)
+    sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
     losses, norms, first = [], [], {}
     for step in range(steps):
         samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)

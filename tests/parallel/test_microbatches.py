@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tests.harness.ranks import run_ranks
 from tests.harness.tolerances import GRADIENT, LOSS, WEIGHT, assert_losses_equal, assert_tensors_equal
-from tests.harness.toy import MadeUpSequences, lay, toy_run
+from tests.harness.toy import SEQ_LEN, MadeUpSequences, lay, toy_run
 from tests.harness.training import CPU, Engine, Trained, train_in_layout, train_on_one_device, whole
-from triax.parallel.execute import LocalExecutor
+from triax.parallel.place import make_executor
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.spec.schedule import build
@@ -89,7 +89,8 @@ def loss_and_gradients(engine: Engine, sizes: list[int]) -> tuple[float, dict[st
     layout = engine.layout.model_copy(update={"microbatches": len(sizes)})
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
     (stage,) = engine.stages
-    loss = LocalExecutor(table, stage, layout).execute(on_device, torch.tensor(1e-2))
+    executor = make_executor(table, engine.stages, layout, engine.run.precision, engine.mesh, SEQ_LEN, CPU)
+    loss = executor.execute(on_device, torch.tensor(1e-2))
     gradients = {name: whole(p.grad) for name, p in stage.named_parameters() if p.grad is not None}
     stage.zero_grad(set_to_none=True)
     return loss.item(), gradients

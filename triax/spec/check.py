@@ -10,10 +10,10 @@ from typing import Final
 from triax.errors import BadInput
 from triax.spec.cluster import Cluster
 from triax.spec.layout import AXES, Axis, Layout, Refusal
-from triax.spec.legal_values import divisors, either, multiples, nearest
+from triax.spec.legal_values import both, divisors, either, multiples, nearest
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
-from triax.spec.schedule import legal, splits_backward
+from triax.spec.schedule import legal, schedule_kind, splits_backward
 from triax.spec.value import LARGEST_SMALL_COUNT
 
 _AXES_NOT_TRAINED: Final[tuple[Axis, ...]] = ("cp",)
@@ -49,55 +49,112 @@ def _axes(layout: Layout) -> list[Refusal]:
 
 
 def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
-    """Heads and the sequence must divide over ``tp``; feed-forward and vocabulary need not, but leave no rank idle."""
+    """Heads and the sequence must divide over ``tp``.
+
+    Feed-forward and vocabulary need not: they are cut as ``torch.chunk`` cuts, and every rank must get a part.
+    """
     tp = layout.tp
-    if tp == 1:
+    whole_parts = {
+        "num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.kv_heads, "seq_len": seq_len,
+    }  # fmt: skip
+    parts = {"intermediate_size": model.intermediate_size, "vocab_size": model.vocab_size}
+    undivided = [f"{name}={size}" for name, size in whole_parts.items() if size % tp]
+    short = [f"{name}={size}" for name, size in parts.items() if not _feeds_all(size, tp)]
+    cuts_norm = tp > 1 and model.qk_norm == "full"
+    faults = [f"does not divide {both(undivided)}"] if undivided else []
+    faults += [f"leaves ranks without a part of {both(short)}"] if short else []
+    faults += ["cuts the norm that spans all heads (qk_norm=full)"] if cuts_norm else []
+    if not faults:
         return []
-    heads, kv_heads = model.num_attention_heads, model.kv_heads
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "seq_len": seq_len}
-    common = [degree for degree in divisors(math.gcd(*sizes.values())) if degree <= model.intermediate_size]
-    refusals = [
-        Refusal("tp", f"tp={tp} does not divide {name}={size}: use tp={either(nearest(common, tp))}.")
-        for name, size in sizes.items()
-        if size % tp
+    fitting = [
+        degree
+        for degree in ([1] if model.qk_norm == "full" else divisors(math.gcd(*whole_parts.values())))
+        if all(_feeds_all(size, degree) for size in parts.values())
     ]
-    if model.qk_norm == "full":
-        message = f"tp={tp} would cut the norm that spans all heads of this model (qk_norm=full): use tp=1."
-        refusals.append(Refusal("tp", message))
-    return refusals
+    return [Refusal("tp", f"tp={tp} {both(faults)}: use tp={either(nearest(fitting, tp))}.")]
+
+
+def _feeds_all(size: int, parts: int) -> bool:
+    """Return whether each of ``parts`` gets something of ``size`` when all but the last get the same, rounded up."""
+    return -(-size // parts) * (parts - 1) < size
 
 
 def _pipeline(layout: Layout, model: ModelSpec) -> list[Refusal]:
-    refusals = legal(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
-    stages, layers, cuts = layout.pp * layout.stages_per_rank, model.num_hidden_layers, layout.stage_cuts
+    layers, stages = model.num_hidden_layers, layout.pp * layout.stages_per_rank
+    faults = {
+        refusal.key: refusal.message.partition(": ")[0]
+        for refusal in legal(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+    }
     if stages > layers:
-        message = (
-            f"pp={layout.pp} x stages_per_rank={layout.stages_per_rank} makes {stages} stages of {layers} layers: use "
-            f"pp x stages_per_rank of at most {layers}."
+        faults["pp"] = (
+            f"pp={layout.pp} x stages_per_rank={layout.stages_per_rank} makes {stages} stages of {layers} layers"
         )
-        refusals.append(Refusal("pp", message))
-    elif cuts is not None and (len(cuts) != stages or sum(cuts) != layers or min(cuts) < 1):
+    ways = either(_fitting_stages(layout, layers)) if faults else ""
+    refusals = [Refusal(key, f"{fault}: use {ways}.") for key, fault in faults.items()]
+    return [*refusals, *_stage_cuts(layout, layers, are_stages_legal=not faults), *_split_backwards(layout)]
+
+
+def _fitting_stages(layout: Layout, layers: int) -> list[str]:
+    """Return up to three changes of schedule, pp and stages_per_rank that fit the layers, fewest keys first."""
+    asked = {"schedule": layout.schedule, "pp": layout.pp, "stages_per_rank": layout.stages_per_rank}
+    changes: list[dict[str, object]] = []
+    for name in dict.fromkeys((layout.schedule, "1F1B")):
+        kind = schedule_kind(name)
+        fewest, most = kind.min_stages_per_rank, kind.max_stages_per_rank or layers
+        nearest_fit = max(min(layout.stages_per_rank, most, layers // layout.pp), fewest)
+        for each in (layout.stages_per_rank, nearest_fit, fewest):
+            for pp in (layout.pp, max(min(layout.pp, layers // each), kind.min_pp)):
+                if pp * each <= layers and not legal(name, pp, each, layout.microbatches):
+                    way = {"schedule": name, "pp": pp, "stages_per_rank": each}
+                    changes.append({key: value for key, value in way.items() if value != asked[key]})
+    offered: list[dict[str, object]] = []
+    for change in sorted(changes, key=len):
+        if not any(other.keys() <= change.keys() for other in offered):
+            offered.append(change)
+    return [" ".join(f"{key}={value}" for key, value in change.items()) for change in offered[:3]]
+
+
+def _stage_cuts(layout: Layout, layers: int, *, are_stages_legal: bool) -> list[Refusal]:
+    stages, cuts = layout.pp * layout.stages_per_rank, layout.stage_cuts
+    if cuts is None or (len(cuts) == stages and sum(cuts) == layers and min(cuts) >= 1):
+        return []
+    shown = f"{list(cuts)[:8]}{' ...' if len(cuts) > 8 else ''}"
+    message = f"stage_cuts={shown} must be {stages} counts of layers that sum to {layers}: "
+    if are_stages_legal and stages <= 8:
         even = [layers // stages + (stage >= stages - layers % stages) for stage in range(stages)]
+        message += f"use stage_cuts={even}, or "
+    return [Refusal("stage_cuts", f"{message}leave it out.")]
+
+
+def _split_backwards(layout: Layout) -> list[Refusal]:
+    """What cannot be where the gradients of inputs and of weights are made apart."""
+    if not splits_backward(layout.schedule):
+        return []
+    whole = "schedule=1F1B" + ("" if layout.stages_per_rank == 1 else " stages_per_rank=1")
+    refusals = []
+    if layout.zero == 3:
         message = (
-            f"stage_cuts={list(cuts)[:8]} must be {stages} counts of layers that sum to {layers}: use "
-            f"stage_cuts={even[:8]}{' ...' if len(even) > 8 else ''}, or leave it out."
-        )
-        refusals.append(Refusal("stage_cuts", message))
-    if splits_backward(layout.schedule) and layout.zero == 3 and layout.dp_shard > 1:
-        message = (
-            f"schedule={layout.schedule} splits backwards in two, and zero=3 would gather weights once more for each "
-            f"part: use zero=1 or zero=2, or schedule=1F1B or Interleaved1F1B."
+            f"zero=3 lets go of weights after each forward, and schedule={layout.schedule} needs them once for each of "
+            f"the two parts of a backward: use zero=1 or zero=2, or {whole}."
         )
         refusals.append(Refusal("zero", message))
+    if layout.recompute == "selective":
+        message = (
+            f"recompute=selective keeps what a backward needs until it was used once, and "
+            f"schedule={layout.schedule} uses it in each of the two parts of a backward: use recompute=none or "
+            f"recompute=full, or {whole}."
+        )
+        refusals.append(Refusal("recompute", message))
     return refusals
 
 
 def _sharing(layout: Layout) -> list[Refusal]:
     if layout.zero > 0 or layout.dp_shard == 1:
         return []
+    stages = (1, 2) if splits_backward(layout.schedule) else (1, 2, 3)
     message = (
         f"zero=0 shares nothing, and dp_shard={layout.dp_shard} asks for sharing: use "
-        f"dp_replicate={layout.data_ranks} dp_shard=1, or zero=1, zero=2 or zero=3."
+        f"dp_replicate={layout.data_ranks} dp_shard=1, or {either(f'zero={stage}' for stage in stages)}."
     )
     return [Refusal("zero", message)]
 
