@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from tests.harness.configs import CONFIGS
 from tests.harness.hf_models import edit, logits_of, make, save, tokens_of
 from triax.checkpoint import huggingface
 from triax.checkpoint.find import find_verified, model_of
-from triax.checkpoint.hf_folder import listing
+from triax.checkpoint.hf_folder import listing, open_hf_folder
 from triax.checkpoint.huggingface import import_folder
 from triax.checkpoint.load import load
 from triax.errors import BadInput, TriaxError
@@ -252,6 +254,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], Callable[[Path], None], str]] =
     "path upwards": (sharded_folder, index(a="../model.safetensors"), "only files of the folder itself"),
     "absolute path": (sharded_folder, index(a="/etc/hostname"), "only files of the folder itself"),
     "backslash": (sharded_folder, index(a="..\\x.safetensors"), "only files of the folder itself"),
+    "name too long": (sharded_folder, index(a="x" * 5000 + ".safetensors"), "only files of the folder itself"),
     "pickle in the index": (sharded_folder, index(a="x.bin"), "only safetensors files are opened"),
     "shard missing": (sharded_folder, index(a="model-7.safetensors"), "model-7.safetensors, which .* is missing"),
     "index promises too much": (
@@ -283,6 +286,38 @@ def test_a_folder_that_is_wrong_or_hostile_is_refused_in_a_sentence(name: str, t
         import_folder(folder, tmp_path / "checkpoint")
     assert "\n" not in str(told.value)
     assert sorted(tmp_path.iterdir()) == before, "something half-written was left behind"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a folder in shards."""
+    folder = save(make("phi3"), tmp_path_factory.mktemp("whole"), shard_bytes=20_000)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@given(st.data())
+def test_damage_anywhere_in_what_is_read_first_is_a_sentence(
+    whole: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Replace a few bytes of config.json, the index or a header: the folder is refused, or still of the model."""
+    folder = tmp_path_factory.mktemp("damaged")
+    name = data.draw(st.sampled_from(sorted(name for name in whole if name != "generation_config.json")))
+    at = data.draw(st.integers(0, min(len(whole[name]), 3000) - 1))
+    new = data.draw(st.binary(max_size=4) | st.sampled_from([b'"', b"{", b"}", b"-", b"9" * 30, b"null", b"../"]))
+    taken = data.draw(st.integers(0, 4))
+    for one, content in whole.items():
+        damaged = content[:at] + new + content[at + taken :] if one == name else content
+        (folder / one).write_bytes(damaged)
+    refusal = ""
+    try:
+        found = open_hf_folder(folder)
+    except BadInput as error:
+        refusal = str(error)
+    else:
+        assert found.model.num_hidden_layers == 4
+        assert {rows.stored.path.parent for rows in found.rows.values()} == {folder.resolve()}
+    assert len(refusal) < 3000
+    shutil.rmtree(folder)
 
 
 def test_the_index_may_not_leave_out_what_a_file_holds(tmp_path: Path) -> None:
@@ -350,8 +385,8 @@ def test_a_long_list_of_unlike_names_ends(tmp_path: Path) -> None:
 # --- memory
 
 
-def test_import_needs_no_memory_for_the_model(tmp_path: Path) -> None:
-    """A model of 190 MB passes through a process that grows by less than its largest tensor and a buffer."""
+def test_neither_way_needs_memory_for_the_model(tmp_path: Path) -> None:
+    """Through a process pass 190 MB of weights: in, by a buffer; out, by a few of the largest tensor's 4 MB."""
     config = {**CONFIGS["llama"], "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
     folder = tmp_path / "hf"
     folder.mkdir()
@@ -359,13 +394,21 @@ def test_import_needs_no_memory_for_the_model(tmp_path: Path) -> None:
     table = weights_table(model_from_config(config, ""))
     save_file({weight.hf_name: torch.zeros(weight.shape) for weight in table}, folder / "model.safetensors")
     assert (folder / "model.safetensors").stat().st_size > 180e6
+    assert peak_growth("from triax.checkpoint.huggingface import import_folder as f", folder, tmp_path / "in") < 40e6
+    export = "from triax.verify.export import export_checkpoint as f"
+    assert peak_growth(export, tmp_path / "in", tmp_path / "out") < 100e6
+
+
+def peak_growth(importing: str, *paths: Path) -> int:
+    """Return by how many bytes a fresh process grows while it calls the function ``f`` that ``importing`` imports."""
     code = (
-        "import resource, sys; from pathlib import Path; from triax.checkpoint.huggingface import import_folder\n"
+        f"import resource, sys, torch; from pathlib import Path; {importing}\n"
+        "torch.nn.functional.linear(torch.ones(9, 9), torch.ones(9, 9))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "import_folder(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "f(*map(Path, sys.argv[1:]))\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
-    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "checkpoint")]
+    command = [sys.executable, "-c", code, *map(str, paths)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) * 1024 < 40e6
+    return int(done.stdout) * 1024

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,12 @@ def environment(**changed: str) -> dict[str, str]:
 def triax(*words: object) -> list[str]:
     """The command line of a process that runs ``triax WORDS``."""
     return [sys.executable, "-m", "triax", *map(str, words)]
+
+
+def shell(line: str) -> list[str]:
+    """The command line of a shell that runs ``line``, in which ``triax`` is this one."""
+    python = " ".join(map(shlex.quote, triax()))
+    return ["sh", "-c", line.replace("triax", python, 1)]
 
 
 def torchrun(*words: object) -> list[str]:

@@ -14,6 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.harness.configs import CONFIGS
 
+# Its bars on standard error are not what a test of standard error is about.
+transformers.utils.logging.disable_progress_bar()
+
 
 def make(name: str, **changed: Any) -> Any:
     """Return a random model of transformers, in fp32 and with weights large enough that every part of it shows.

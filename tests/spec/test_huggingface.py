@@ -179,6 +179,7 @@ REFUSED: dict[str, tuple[Config, str]] = {
         config("smollm3", no_rope_layers=[0, 2, 1, 1]), "use a list of 4 numbers, 1 for a layer with rope and 0 for oth"
     ),
     "an interval of nothing": (config("smollm3", no_rope_layer_interval=0), "no_rope_layer_interval = 0 cannot be"),
+    "a count that is a flag": (config("smollm3", no_rope_layer_interval=True), "no_rope_layer_interval = True cannot"),
     "a kind of rope": (
         stretched("llama", "mrope"),
         "rope_parameters.rope_type = 'mrope' cannot be: use default, linear, dynamic, llama3, yarn, longrope.",
@@ -296,6 +297,25 @@ def test_phi3_of_transformers_4_gets_its_three_keys() -> None:
     said = written(read(CONFIGS["phi3, longrope of a part"]))
     assert said["rope_scaling"].keys() == {"type", "short_factor", "long_factor"}
     assert (said["original_max_position_embeddings"], said["partial_rotary_factor"]) == (32, 0.75)
+
+
+def test_windows_are_also_said_for_readers_without_layer_types() -> None:
+    model = read(CONFIGS["qwen2, window in late layers"])
+    assert written(model)["max_window_layers"] == 2
+    assert read(without(written(model), "layer_types")) == model
+    assert written(read(CONFIGS["qwen2"]))["max_window_layers"] == 4
+
+
+def test_a_stretch_that_follows_from_the_lengths_need_not_be_said() -> None:
+    factors: Config = {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3, "original_max_position_embeddings": 16}
+    assert read(stretched("llama", "longrope", factor=4.0, **factors)) == read(
+        stretched("llama", "longrope", **factors)
+    )
+    assert read(stretched("llama", "longrope", factor=5.0, **factors)) != read(
+        stretched("llama", "longrope", **factors)
+    )
+    yarn: Config = {"original_max_position_embeddings": 16}
+    assert read(stretched("llama", "yarn", factor=4.0, **yarn)) == read(stretched("llama", "yarn", factor=None, **yarn))
 
 
 def spec(**settings: Any) -> ModelSpec:

@@ -92,6 +92,8 @@ def test_init_is_no_part_of_the_fingerprint_and_is_written_where_it_is_read(tmp_
         ('init = "hf"', "hf is a Hugging Face folder: make a checkpoint of it once"),
         ('init = "bare"', "bare does not say which model it is of"),
         ('init = "torn"', "torn/manifest.json is not valid JSON"),
+        (f'init = "{"x" * 5000}"', "holds no checkpoint"),
+        (f'config = "{"x" * 5000}"', "cannot be read"),
         ("init = 3", "model.init = 3 cannot be: use a path in quotes"),
         ('config = "nowhere"', "nowhere does not exist"),
         ('config = "bare"', "bare/config.json does not exist"),

@@ -31,7 +31,7 @@ def real_file(folder: Path, name: str) -> Path:
     cache is made of links, the ``blobs`` beside its ``snapshots``. What is read may be published with the next export:
     it must not come from elsewhere on the machine.
     """
-    if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name:
+    if name != Path(name).name or name in ("", ".", "..") or "\\" in name or "\0" in name or len(name) > 200:
         raise BadInput(f"{folder} names the file {name!r:.80}: only files of the folder itself are read.")
     try:
         home, real = folder.resolve(), (folder / name).resolve()

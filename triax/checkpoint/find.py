@@ -1,5 +1,6 @@
 """Which checkpoint does a path mean, and which network is it of?"""
 
+import os
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ def find_verified(path: Path, group: ProcessGroup | None = None) -> Checkpoint:
     """
     folder = path / "checkpoints"
     ranks = Ranks.of(group)
-    is_no_folder, is_of_run = ranks.maxima(not path.is_dir(), folder.is_dir())
+    is_no_folder, is_of_run = ranks.maxima(not os.path.isdir(path), os.path.isdir(folder))
     if is_no_folder:
         raise BadInput(f"{path} is no folder: give a run's folder, such as runs/NAME, or one of its checkpoints.")
     if not is_of_run:

@@ -3,6 +3,7 @@
 Everything is checked from headers alone, before a single weight is read.
 """
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -50,7 +51,7 @@ def open_hf_folder(folder: Path) -> HfFolder:
     too many, or of another shape than config.json makes them. Tolerated are buffers of rotary positions, and a head
     that is stored although it is the embedding, provided that the two are equal.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path.is_dir, no error for a name that is too long
         raise BadInput(f"{folder} is no folder: give one that holds config.json and {WEIGHTS_FILE}.")
     if not (folder / "config.json").exists():
         raise BadInput(f"{folder} holds no config.json: give the folder of a model, as save_pretrained writes it.")

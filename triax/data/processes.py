@@ -9,7 +9,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Final
 
@@ -64,9 +64,9 @@ def _apart(jobs: Sequence[Job], tokenizer: Tokenizer, num_processes: int) -> Gen
             process = context.Process(target=_serve, args=(its, tokenizer, threads), daemon=True)
             process.start()
             its.close()
-            mine.send(next(waiting))
             connections.append(mine)
             processes.append(process)
+            _send(mine, next(waiting))
         while connections:
             for connection in wait(connections):
                 assert isinstance(connection, Connection)
@@ -76,7 +76,7 @@ def _apart(jobs: Sequence[Job], tokenizer: Tokenizer, num_processes: int) -> Gen
                 if told is not None:
                     yield told
                 elif (job := next(waiting, None)) is not None:
-                    connection.send(job)
+                    _send(connection, job)
                 else:
                     connections.remove(connection)
                     connection.close()
@@ -88,15 +88,27 @@ def _apart(jobs: Sequence[Job], tokenizer: Tokenizer, num_processes: int) -> Gen
             process.join(_PATIENCE_S)
 
 
+def _send(connection: Connection, job: Job) -> None:
+    with _while_it_lives():
+        connection.send(job)
+
+
 def _receive(connection: Connection) -> Told:
-    try:
+    with _while_it_lives():
         told: Told = connection.recv()
+    return told
+
+
+@contextmanager
+def _while_it_lives() -> Iterator[None]:
+    """Raise TriaxError where the process at the other end of a connection is gone."""
+    try:
+        yield
     except (EOFError, ConnectionError):
         raise TriaxError(
             "a process that turned text into tokens was killed, most likely because memory ran out: start again with "
             "fewer of them (triax data prepare --processes 1); what is finished was kept."
         ) from None
-    return told
 
 
 def _serve(connection: Connection, tokenizer: Tokenizer, threads: int) -> None:

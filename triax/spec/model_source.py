@@ -1,5 +1,6 @@
 """Where do the dimensions of a network come from when a run file names a config.json or a checkpoint instead?"""
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ def _path(said: Any, key: str, run_file: Path) -> Path:
 
 
 def _of_config(path: Path) -> dict[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     return model_from_config(parse_json(read_text(file, _LARGEST_CONFIG_BYTES), str(file)), str(file)).model_dump()
 
 
@@ -73,21 +74,23 @@ def _of_manifest(path: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
 
 def _extra_of(path: Path) -> Mapping[str, Any]:
     """Return what the manifest of a checkpoint says beside its tensors; who loads it asks whether all is intact."""
-    if (path / "config.json").is_file() and not (path / "manifest.json").exists():
+    if os.path.isfile(path / "config.json") and not os.path.exists(path / "manifest.json"):
         raise BadInput(
             f"{path} is a Hugging Face folder: make a checkpoint of it once, with `triax import {path} "
             f"CHECKPOINT_FOLDER`, and say model.init = CHECKPOINT_FOLDER."
         )
     manifest = path / "manifest.json"
-    if not manifest.exists():
-        found = [(match, one) for one in path.glob("checkpoints/step-*") if (match := _STEP.fullmatch(one.name))]
-        whole = [(int(match[1]), int(match[2] or 0), one) for match, one in found if (one / "manifest.json").exists()]
+    if not os.path.exists(manifest):  # unlike Path.exists, no error for a name that is too long
+        names = os.listdir(path / "checkpoints") if os.path.isdir(path / "checkpoints") else []
+        steps = [(int(match[1]), int(match[2] or 0), match[0]) for name in names if (match := _STEP.fullmatch(name))]
+        saved = [path / "checkpoints" / name / "manifest.json" for _, _, name in sorted(steps)]
+        whole = [file for file in saved if os.path.exists(file)]
         if not whole:
             raise BadInput(
                 f"model.init = {path} holds no checkpoint: give the folder of one, or of a run that has saved its "
                 f"state. A run that was started from it before goes on without it by its plan.json."
             )
-        manifest = max(whole)[2] / "manifest.json"
+        manifest = whole[-1]
     extra = parse_json(read_text(manifest, _LARGEST_MANIFEST_BYTES), str(manifest)).get("extra")
     return extra if isinstance(extra, dict) else {}
 

@@ -26,7 +26,7 @@ class Weight:
     shape: tuple[int, ...]
     role: Role
     hf_name: str
-    """Its name in a Hugging Face folder."""
+    """Its name in a Hugging Face folder; some families fuse tensors, see ``triax.spec.huggingface.tensor_sources``."""
     layer: int | None
     """Index of its layer; None for the embedding, the last norm and the head."""
     tp_dim: int | None
