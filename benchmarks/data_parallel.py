@@ -30,8 +30,9 @@ from triax.launch.agent import run_workers, warm_up
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
 from triax.parallel.launch import peers, process_from_environment
-from triax.parallel.mesh import build_mesh, data_mesh
-from triax.parallel.place import initialise, place
+from triax.parallel.mesh import build_mesh
+from triax.parallel.place import initialise, make_executor, place
+from triax.parallel.tied import TiedEmbedding
 from triax.spec.cluster import Cluster
 from triax.spec.layout import Layout
 from triax.spec.plan import make_plan
@@ -82,12 +83,14 @@ def triax_steps(run: Run, layout: Layout, batches: Batches, folder: Path) -> Cal
     """Return a function that takes one step as the training loop does."""
     process = process_from_environment()
     mesh = build_mesh(layout, "cpu")
-    (stage,) = place(run.model, layout, run.precision, mesh, CPU)
-    initialise([stage], run.model, 0)
-    optimizer = Optimizer([stage], run.model, run.optimizer, CPU)
+    stages = place(run.model, layout, run.precision, mesh, CPU)
+    initialise(stages, run.model, 0, layout)
+    optimizer = Optimizer(stages, run.model, run.optimizer, CPU)
     table = build(layout.schedule, 1, 1, layout.microbatches)
-    group = data_mesh(mesh).get_group()
-    stepper = Stepper(run, layout, table, stage, optimizer, batches, group, layout.data_rank(process.rank), CPU)
+    executor = make_executor(table, stages, layout, run.precision, mesh, run.data.seq_len, CPU)
+    tied = TiedEmbedding(stages, layout, table)
+    data_rank = layout.data_rank(process.rank)
+    stepper = Stepper(run, layout, executor, optimizer, batches, tied, mesh, data_rank, CPU)
     plan = make_plan(run, Cluster(cards_per_server=process.world_size), layout)
     reporter = Reporter(plan, RunFolder(folder), process, run.data.seq_len / 2, quiet=True)
     guard = Guard(run.guard, run.model)

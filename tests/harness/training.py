@@ -1,9 +1,9 @@
 """How is a toy run trained in a layout, and how on one device by plain PyTorch that shares none of the engine?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
+from tests.harness.pieces import Pieces, pieces_of, put_together
+from tests.harness.ranks import run_ranks
 from tests.harness.toy import MadeUpSequences
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
-from triax.parallel.mesh import build_mesh, data_mesh
-from triax.parallel.place import initialise, place
+from triax.parallel.mesh import build_mesh
+from triax.parallel.place import initialise, make_executor, place
 from triax.parallel.shard import DTYPES
+from triax.parallel.tied import TiedEmbedding
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.spec.schedule import build
@@ -25,6 +28,8 @@ from triax.train.optimizer import Optimizer
 from triax.train.step import Stepper
 
 CPU = torch.device("cpu")
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -43,15 +48,19 @@ class Engine:
 
     def __init__(self, run: Run, layout: Layout, rank: int) -> None:
         self.run, self.layout = run, layout
-        mesh = build_mesh(layout, "cpu")
-        (self.stage,) = place(run.model, layout, run.precision, mesh, CPU)
-        initialise([self.stage], run.model, run.train.seed)
-        self.optimizer = Optimizer([self.stage], run.model, run.optimizer, CPU)
+        self.mesh = build_mesh(layout, "cpu")
+        self.stages = place(run.model, layout, run.precision, self.mesh, CPU)
+        initialise(self.stages, run.model, run.train.seed, layout)
+        self.optimizer = Optimizer(self.stages, run.model, run.optimizer, CPU)
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         self.data_rank = layout.data_rank(rank)
-        self.sequences = MadeUpSequences(run.model.vocab_size)
-        group = data_mesh(mesh).get_group()
-        self.stepper = Stepper(run, layout, table, self.stage, self.optimizer, None, group, self.data_rank, CPU)  # type: ignore[arg-type]
+        self.sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
+        self.executor = make_executor(table, self.stages, layout, run.precision, self.mesh, run.data.seq_len, CPU)
+        tied = TiedEmbedding(self.stages, layout, table)
+        nowhere: Any = None
+        self.stepper = Stepper(
+            run, layout, self.executor, self.optimizer, nowhere, tied, self.mesh, self.data_rank, CPU
+        )
 
     def step(self, step: int) -> Any:
         """Take one step and return its report."""
@@ -66,14 +75,36 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int) -> Trained:
+    """Train ``steps`` steps as one rank of ``layout``; return what this rank's stages came to, gathered by torch."""
+    return Trained(*_train(rank, run, layout, steps, lambda named: {name: whole(tensor) for name, tensor in named}))
+
+
+@dataclass(frozen=True)
+class TrainedPart:
+    """What a toy run came to on one rank: its own parts alone."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    first_gradients: Pieces
+    weights: Pieces
+
+
+def train_part(rank: int, world: int, run: Run, layout: Layout, steps: int) -> TrainedPart:
     """Train ``steps`` steps as one rank of ``layout``."""
+    return TrainedPart(*_train(rank, run, layout, steps, pieces_of))
+
+
+def _train(
+    rank: int, run: Run, layout: Layout, steps: int, keep: Callable[[list[tuple[str, Tensor]]], Kept]
+) -> tuple[list[float], list[float], Kept, Kept]:
     engine = Engine(run, layout, rank)
-    losses, norms, gradients = [], [], {}
+    named = [pair for stage in engine.stages for pair in stage.named_parameters()]
+    losses, norms, gradients = [], [], []
     update = engine.optimizer.update
 
     def record_then_update(rate: float, is_finite: Tensor) -> None:
         if not gradients:
-            gradients.update({name: whole(p.grad) for name, p in engine.stage.named_parameters() if p.grad is not None})
+            gradients.append(keep([(name, weight.grad) for name, weight in named if weight.grad is not None]))
         update(rate, is_finite)
 
     engine.optimizer.update = record_then_update  # type: ignore[method-assign]
@@ -81,8 +112,34 @@ def train_in_layout(rank: int, world: int, run: Run, layout: Layout, steps: int)
         report = engine.step(step)
         losses.append(report.loss)
         norms.append(report.grad_norm)
-    weights = {name: whole(p) for name, p in engine.stage.named_parameters()}
-    return Trained(losses, norms, gradients, weights)
+    return losses, norms, gradients[0], keep(named)
+
+
+def train_on_all_ranks(run: Run, layout: Layout, steps: int) -> Trained:
+    """Train ``steps`` steps on forked ranks and put their parts together.
+
+    Fails where ranks report other bits, where together they do not hold the whole model, where replicas differ in a
+    bit, or where a weight is held by more pipeline ranks than it must be.
+    """
+    parts = run_ranks(train_part, layout.world_size, run, layout, steps)
+    for rank, part in enumerate(parts):
+        reported = (part.losses, part.grad_norms)
+        assert reported == (parts[0].losses, parts[0].grad_norms), f"rank {rank} reports other numbers than rank 0"
+    _assert_each_weight_is_in_one_stage(run, layout, parts)
+    gradients = put_together(part.first_gradients for part in parts)
+    return Trained(parts[0].losses, parts[0].grad_norms, gradients, put_together(part.weights for part in parts))
+
+
+def _assert_each_weight_is_in_one_stage(run: Run, layout: Layout, parts: Sequence[TrainedPart]) -> None:
+    """A tied embedding may be in two; ranks of one pipeline rank hold parts of the same weights."""
+    names = {}
+    for rank, part in enumerate(parts):
+        pp = layout.coordinate(rank).pp
+        assert names.setdefault(pp, part.weights.keys()) == part.weights.keys(), f"pipeline rank {pp} disagrees"
+    for name in (weight.name for weight in weights_table(run.model)):
+        owners = [pp for pp, held in names.items() if name in held]
+        most = 2 if run.model.tie_word_embeddings and name == "embed_tokens.weight" else 1
+        assert 1 <= len(owners) <= most, f"{name} is in pipeline ranks {owners}"
 
 
 def train_in_each(rank: int, world: int, run: Run, layouts: list[Layout], steps: int) -> list[Trained]:
@@ -100,7 +157,7 @@ def train_on_one_device(run: Run, steps: int) -> Trained:
     for weight in weights_table(run.model):
         model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]))
     optimizer = _plain_optimizer(model, run)
-    sequences = MadeUpSequences(run.model.vocab_size)
+    sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
     losses, norms, first = [], [], {}
     for step in range(steps):
         samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)

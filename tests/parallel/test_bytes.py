@@ -4,7 +4,7 @@ They are counted twice from real tensors, by ways that share nothing: by walking
 hold, and by scanning all of Python's memory for tensors that were not there before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,10 +18,8 @@ from tests.harness.memory import Scan
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import EVEN, MadeUpSequences, lay, toy_run
 from tests.harness.training import CPU, Engine
-from triax.parallel.pipeline import execute
 from triax.spec.layout import Layout
 from triax.spec.run import Run
-from triax.spec.schedule import build
 from triax.spec.weights import num_parameters
 from triax.train.optimizer import Optimizer
 from triax.train.step import DeviceBatch
@@ -128,25 +126,35 @@ def _measure_run(rank: int, run: Run, layout: Layout) -> list[Held]:
     sequences = MadeUpSequences(run.model.vocab_size)
     mine: Any = sequences.microbatches(run, layout, layout.data_rank(rank), step=0)
     batches = [DeviceBatch.of(batch, CPU) for batch in mine]
-    table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
     scan = Scan()
     engine = Engine(run, layout, rank)
     moments: list[Held] = []
 
     def hold() -> None:
-        by_walk = _walk(engine.stage, engine.optimizer)
+        (stage,) = engine.stages
+        by_walk = _walk(stage, engine.optimizer)
         moments.append(Held(by_walk, scan.held_bytes(patience_s=5.0, until=sum(by_walk.values()))))
 
-    def read(index: int) -> DeviceBatch:
-        if index > 0:
-            hold()
-        return batches[index]
-
     for _ in range(2):
-        execute(table, engine.stage, layout, read, torch.tensor(1e-2))
+        engine.executor.execute(_Watched(batches, hold), torch.tensor(1e-2))
         engine.optimizer.update(1e-3, torch.tensor(True))
     hold()
     return moments
+
+
+class _Watched(Sequence[DeviceBatch]):
+    """Microbatches that tell when the next one is asked for."""
+
+    def __init__(self, batches: list[DeviceBatch], between: Callable[[], None]) -> None:
+        self._batches, self._between = batches, between
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index > 0:
+            self._between()
+        return self._batches[index]
 
 
 def _walk(stage: torch.nn.Module, optimizer: Optimizer) -> dict[str, int]:

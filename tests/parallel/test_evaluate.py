@@ -11,7 +11,6 @@ from tests.harness.ranks import run_ranks
 from tests.harness.tolerances import assert_losses_equal
 from tests.harness.toy import lay, toy_run
 from tests.harness.training import CPU, Engine
-from triax.parallel.pipeline import evaluate
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.train.step import DeviceBatch
@@ -44,10 +43,10 @@ def train_and_evaluate(
     measured, training = [], []
     for step in range(3):
         if evaluates:
-            loss = evaluate(engine.stage, [DeviceBatch.of(mine, CPU)])
+            loss = engine.executor.evaluate([DeviceBatch.of(mine, CPU)])
             dist.all_reduce(loss)
             measured.append(float(loss) / len(HELD_OUT))
-            for parameter in engine.stage.parameters():
+            for parameter in (each for stage in engine.stages for each in stage.parameters()):
                 assert isinstance(parameter, DTensor), "gathered weights would be saved, and would outlive a rollback"
                 assert parameter.grad is None
         training.append(engine.step(step).loss)

@@ -19,9 +19,9 @@ from tests.harness.tolerances import (
     assert_same_bits,
     assert_tensors_equal,
 )
-from tests.harness.toy import MadeUpSequences, lay, toy_run
+from tests.harness.toy import SEQ_LEN, MadeUpSequences, lay, toy_run
 from tests.harness.training import CPU, Engine, train_in_each, train_on_one_device, whole
-from triax.parallel.pipeline import execute
+from triax.parallel.place import make_executor
 from triax.spec.schedule import build
 from triax.train.step import DeviceBatch
 
@@ -95,9 +95,11 @@ def loss_and_gradients(engine: Engine, sizes: list[int]) -> tuple[float, dict[st
     on_device = [DeviceBatch.of(batch, CPU) for batch in batches]
     layout = engine.layout.model_copy(update={"microbatches": len(sizes)})
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
-    loss = execute(table, engine.stage, layout, on_device.__getitem__, torch.tensor(1e-2))
-    gradients = {name: whole(p.grad) for name, p in engine.stage.named_parameters() if p.grad is not None}
-    engine.stage.zero_grad(set_to_none=True)
+    (stage,) = engine.stages
+    executor = make_executor(table, engine.stages, layout, engine.run.precision, engine.mesh, SEQ_LEN, CPU)
+    loss = executor.execute(on_device, torch.tensor(1e-2))
+    gradients = {name: whole(p.grad) for name, p in stage.named_parameters() if p.grad is not None}
+    stage.zero_grad(set_to_none=True)
     return loss.item(), gradients
 
 

@@ -13,11 +13,11 @@ from tests.harness.ranks import run_ranks
 from tests.harness.tolerances import assert_same_bits
 from tests.harness.toy import lay, toy_run
 from tests.harness.training import Engine, whole
-from triax.parallel import pipeline
+from triax.nn import decoder
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 
-SICK_RANK, SICK_MICROBATCH = 1, 1
+SICK_MICROBATCH = 1
 
 
 def nan_loss(loss: Tensor) -> Tensor:
@@ -61,10 +61,12 @@ class Survived:
         ({"dp_replicate": 2, "zero": 0}, "adamw"),
         ({"dp_shard": 2, "zero": 1}, "sgd"),
         ({"dp_shard": 2, "zero": 3}, "adamw"),
+        ({"tp": 2}, "adamw"),
+        ({"pp": 2, "dp_shard": 2, "zero": 3}, "adamw"),
         pytest.param({"dp_shard": 2, "zero": 2}, "adamw", marks=pytest.mark.exhaustive),
         pytest.param({"dp_replicate": 2, "dp_shard": 2, "zero": 2}, "sgd", marks=pytest.mark.exhaustive),
     ],
-    ids=["zero=0 adamw", "zero=1 sgd", "zero=3 adamw", "zero=2 adamw", "2 x 2 zero=2 sgd"],
+    ids=["zero=0 adamw", "zero=1 sgd", "zero=3 adamw", "tp", "pp zero=3", "zero=2 adamw", "2 x 2 zero=2 sgd"],
 )
 def test_no_rank_changes_a_bit(degrees: dict[str, int], optimizer: str) -> None:
     run = toy_run(
@@ -100,25 +102,25 @@ def survive(rank: int, run: Run, layout: Layout, fault: Fault) -> Survived:
     engine = Engine(run, layout, rank)
     engine.step(0)
     before = state(engine)
-    with patch.object(pipeline, "forward", sick(pipeline.forward, fault, rank)):
+    with patch.object(decoder, "cross_entropy_sum", sick(decoder.cross_entropy_sum, fault, layout, rank)):
         report = engine.step(1)
     after = state(engine)
     later = engine.step(2)
     return Survived(report.loss, report.grad_norm, report.is_finite, before, after, state(engine), later.loss)
 
 
-def sick(forward: Callable[..., Tensor], fault: Fault, rank: int) -> Callable[..., Tensor]:
-    """Return ``forward`` with ``fault`` in one microbatch of one rank."""
+def sick(loss: Callable[..., Tensor], fault: Fault, layout: Layout, rank: int) -> Callable[..., Tensor]:
+    """Return ``loss`` with ``fault`` in one microbatch of the last rank."""
     calls = iter(range(1 << 30))
 
-    def sick_forward(*args: Any) -> Tensor:
-        loss = forward(*args)
-        return fault(loss) if next(calls) == SICK_MICROBATCH and rank == SICK_RANK else loss
+    def sick_loss(*args: Any) -> Tensor:
+        is_sick = next(calls) == SICK_MICROBATCH and rank == layout.world_size - 1
+        return fault(loss(*args)) if is_sick else loss(*args)
 
-    return sick_forward
+    return sick_loss
 
 
 def state(engine: Engine) -> dict[str, Tensor]:
     """A copy of all weights, and of everything the optimizer remembers, step counters included."""
-    weights = dict(engine.stage.named_parameters())
+    weights = {name: weight for stage in engine.stages for name, weight in stage.named_parameters()}
     return {name: whole(tensor) for name, tensor in (weights | engine.optimizer.state_tensors()).items()}

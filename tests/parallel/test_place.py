@@ -42,7 +42,7 @@ def test_initial_weights_have_the_same_bits_in_every_layout(degrees: dict[str, i
 def differing_weights(rank: int, world: int, run: Run, layout: Layout) -> list[str]:
     """Return what is wrong with the initial weights, whole and as this rank holds them."""
     stages = place(run.model, layout, run.precision, build_mesh(layout, "cpu"), CPU)
-    initialise(stages, run.model, run.train.seed)
+    initialise(stages, run.model, run.train.seed, layout)
     placed = {name: parameter for stage in stages for name, parameter in stage.named_parameters()}
     table = {weight.name: weight for weight in weights_table(run.model)}
     wrong = sorted(placed.keys() ^ table.keys())

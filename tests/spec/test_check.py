@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from triax.spec.cluster import Cluster
 from triax.spec.layout import AXES, Layout, Refusal
 from triax.spec.resolve import resolve_layout
 from triax.spec.run import Run
-from triax.spec.schedule import SCHEDULES, legal
+from triax.spec.schedule import SCHEDULES, legal, splits_backward
 
 SMALL = st.integers(1, 4)
 LAYOUTS = st.builds(
@@ -29,22 +30,24 @@ LAYOUTS = st.builds(
 )
 
 
-def run_of(sequences: int, *, in_tokens: bool = False) -> Run:
+def run_of(sequences: int, *, in_tokens: bool = False, layers: int = 2) -> Run:
     size: Said = {"sequences_per_step": None, "tokens_per_step": sequences * 32} if in_tokens else {
         "sequences_per_step": sequences
     }  # fmt: skip
-    return make_run(train=size)
+    return make_run(train=size, model={"num_hidden_layers": layers})
 
 
-RUNS = st.builds(run_of, st.integers(1, 64), in_tokens=st.booleans())
+RUNS = st.builds(run_of, st.integers(1, 64), in_tokens=st.booleans(), layers=st.integers(1, 9))
 CLUSTERS = st.builds(Cluster, servers=st.integers(1, 4), cards_per_server=st.integers(1, 8))
 
 
 def alternatives(refusal: Refusal) -> Iterator[Said]:
     """The ways out that a refusal offers, each as the settings it asks for; ``ranks`` is how many to start."""
     advice = refusal.message.removesuffix(".").rpartition(": ")[2]
-    if advice == "leave it out":
+    if advice.endswith("leave it out"):
         yield {refusal.key: None}
+        counts = re.findall(r"\d+", advice)
+        yield from [{refusal.key: tuple(map(int, counts))}] if counts else []
         return
     advice, _, degrees = advice.partition("make dp_replicate x dp_shard equal ")
     yield from ({"data_ranks": int(number)} for number in re.findall(r"\d+", degrees))
@@ -54,7 +57,7 @@ def alternatives(refusal: Refusal) -> Iterator[Said]:
             yield {key.removeprefix("train."): int(value) if value.isdigit() else value for key, value in pairs}
         elif ranks := re.fullmatch(r"start (\d+) ranks", option):
             yield {"ranks": int(ranks[1])}
-        elif number := re.fullmatch(r"use (\d+)", option):
+        elif number := re.fullmatch(r"(\d+)", option):
             yield {refusal.key: int(number[1])}
         else:
             assert re.fullmatch(r"choose degrees whose product is \d+|", option), f"{option!r} in {refusal.message}"
@@ -91,7 +94,9 @@ def test_each_way_out_is_one(layout: Layout, run: Run, cluster: Cluster) -> None
         for advice in ways:
             left = check(*heeded(advice, layout, run, cluster))
             assert refusal.key not in keys(left), (refusal.message, advice)
-            assert set(keys(left)) - set(keys(refusals)) <= {"data_ranks", "microbatches", "world_size"}
+            sizes = {"data_ranks", "microbatches", "world_size"}
+            sizes |= {"stage_cuts"} if layout.stage_cuts else set()
+            assert set(keys(left)) - set(keys(refusals)) <= sizes, (refusal.message, advice)
 
 
 @given(LAYOUTS, RUNS, CLUSTERS)
@@ -110,6 +115,7 @@ REQUESTS = st.fixed_dictionaries(
         "zero": st.integers(0, 3),
         "schedule": st.sampled_from(sorted(SCHEDULES)),
         "stage_cuts": st.lists(SMALL, max_size=3),
+        "recompute": st.sampled_from(["none", "selective", "full"]),
     },
 )
 
@@ -145,44 +151,141 @@ def test_who_follows_the_advice_gets_to_train(request: Said, run: Run, ranks: in
     pytest.fail(f"still refused: {refusals}")
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
-def test_what_is_trained_is_not_refused(replicate: int, shard: int, zero: int, each: int, count: int) -> None:
+@st.composite
+def fitting_pipelines(draw: st.DrawFn) -> Said:
+    """Schedule, pp, stages_per_rank and layers, legal by the schedule's own rules and with a layer for each stage."""
+    kind = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
+    pp, least = draw(st.integers(kind.min_pp, 4)), kind.min_stages_per_rank
+    stages_per_rank = draw(st.integers(least, kind.max_stages_per_rank or 3))
+    pipeline = {"schedule": kind.name, "pp": pp, "stages_per_rank": stages_per_rank}
+    return pipeline | {"layers": draw(st.integers(pp * stages_per_rank, 13))}
+
+
+@given(
+    fitting_pipelines(), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.sampled_from([1, 2, 4]), st.data()
+)
+def test_what_is_trained_is_not_refused(
+    pipeline: Said, replicate: int, shard: int, zero: int, tp: int, data: st.DataObject
+) -> None:
+    """Legal by the schedule's own rules, by the few that others add, and by nothing else."""
+    layers, most = pipeline.pop("layers"), 2 if splits_backward(pipeline["schedule"]) else 3
     layout = Layout(
-        dp_replicate=replicate, dp_shard=1 if zero == 0 else shard, zero=zero, sequences_per_microbatch=each,
-        microbatches=count,
+        **pipeline, dp_replicate=replicate, dp_shard=1 if zero == 0 else shard, tp=tp, zero=min(zero, most),
+        sequences_per_microbatch=data.draw(SMALL), microbatches=data.draw(SMALL),
+        order=data.draw(st.permutations(AXES)),
+        recompute=data.draw(st.sampled_from(["none", "full"] if most == 2 else ["none", "selective", "full"])),
     )  # fmt: skip
-    run = run_of(layout.sequences_per_step)
+    run = make_run(train={"sequences_per_step": layout.sequences_per_step}, model={"num_hidden_layers": layers})
     assert check(layout, run, Cluster(cards_per_server=layout.world_size)) == []
     require_legal(layout, run)
 
 
-@given(st.sampled_from(sorted(SCHEDULES)), SMALL, st.integers(1, 3))
-def test_schedules_are_judged_by_their_own_rules(name: str, stages_per_rank: int, microbatches: int) -> None:
-    layout = Layout(schedule=name, stages_per_rank=stages_per_rank, microbatches=microbatches)
-    refusals = check(layout, run_of(microbatches))
-    assert bool(refusals) == bool(legal(name, 1, stages_per_rank, microbatches))
+@given(st.sampled_from(sorted(SCHEDULES)), SMALL, SMALL, st.integers(1, 3))
+def test_schedules_are_judged_by_their_own_rules(name: str, pp: int, stages_per_rank: int, microbatches: int) -> None:
+    layout = Layout(schedule=name, pp=pp, stages_per_rank=stages_per_rank, microbatches=microbatches)
+    run = make_run(train={"sequences_per_step": microbatches}, model={"num_hidden_layers": 16})
+    assert keys(check(layout, run)) == [refusal.key for refusal in legal(name, pp, stages_per_rank, microbatches)]
 
 
 def messages(run: Run | None = None, cluster: Cluster | None = None, **changes: Any) -> list[str]:
     return [refusal.message for refusal in check(Layout(**changes), run or run_of(1), cluster)]
 
 
+def of(**model: Any) -> Run:
+    """Return a run of one sequence of 32 tokens whose model has 4 heads unless told otherwise."""
+    return make_run(train={"sequences_per_step": 1}, model=model)
+
+
 def test_what_this_version_does_not_train() -> None:
-    assert messages(tp=2, pp=2, cp=2, ep=2) == [
-        "pp=2 is not trained by this version of triax: use pp=1.",
+    assert messages(cp=2, ep=2) == [
         "cp=2 is not trained by this version of triax: use cp=1.",
-        "tp=2 is not trained by this version of triax: use tp=1.",
         "ep=2 asks for experts, and this model has none: use ep=1.",
     ]
 
 
-def test_pipelines_without_one() -> None:
-    why = "needs pp=2 or more, which is not trained by this version of triax"
-    assert messages(schedule="Interleaved1F1B", stages_per_rank=2) == [
-        f"schedule=Interleaved1F1B {why}: use schedule=1F1B stages_per_rank=1."
+def test_matrices_that_cannot_be_cut() -> None:
+    assert messages(of(num_key_value_heads=2), tp=3) == [
+        "tp=3 does not divide num_attention_heads=4, num_key_value_heads=2 and seq_len=32: use tp=1 or 2."
     ]
-    assert messages(stages_per_rank=2) == ["stages_per_rank=2 does not fit schedule=1F1B: use 1."]
-    assert messages(stage_cuts=(1, 1)) == [f"stage_cuts=[1, 1] {why}: leave it out."]
+    assert messages(of(num_key_value_heads=2), tp=4) == ["tp=4 does not divide num_key_value_heads=2: use tp=1 or 2."]
+    assert messages(of(num_attention_heads=16, num_key_value_heads=8), tp=12) == [
+        "tp=12 does not divide num_attention_heads=16, num_key_value_heads=8 and seq_len=32: use tp=4 or 8."
+    ]
+    wide = make_run(data={"seq_len": 12}, train={"sequences_per_step": 1}, model={"num_attention_heads": 8})
+    assert messages(wide, tp=8) == ["tp=8 does not divide seq_len=12: use tp=2 or 4."]
+    assert messages(of(qk_norm="full"), tp=2) == ["tp=2 cuts the norm that spans all heads (qk_norm=full): use tp=1."]
+    assert messages(of(qk_norm="head"), tp=2) == []
+
+
+def test_matrices_that_leave_a_card_idle() -> None:
+    """Cut as torch.chunk cuts: 5 outputs over 4 cards are 2, 2, 1 and none; 7 are 2, 2, 2 and 1."""
+    assert messages(of(intermediate_size=7, vocab_size=7), tp=4) == []
+    assert messages(of(intermediate_size=5), tp=4) == [
+        "tp=4 leaves ranks without a part of intermediate_size=5: use tp=1 or 2."
+    ]
+    assert messages(of(intermediate_size=3, vocab_size=2), tp=4) == [
+        "tp=4 leaves ranks without a part of intermediate_size=3 and vocab_size=2: use tp=1 or 2."
+    ]
+    assert messages(of(intermediate_size=1, num_key_value_heads=2), tp=4) == [
+        "tp=4 does not divide num_key_value_heads=2 and leaves ranks without a part of intermediate_size=1: use tp=1."
+    ]
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_no_card_is_idle_where_torch_chunk_gives_each_a_part(size: int, tp: int) -> None:
+    chunks = [len(chunk) for chunk in np.array_split(range(size), range(-(-size // tp), size, -(-size // tp)))]
+    run = of(intermediate_size=size, num_attention_heads=tp, head_dim=2)
+    refusals = [m for m in messages(run, tp=tp) if "intermediate_size" in m]
+    assert bool(refusals) == (len(chunks) < tp)
+
+
+def test_stages_that_do_not_fit() -> None:
+    spreads = "schedule=DualPipeV spreads stages over ranks, and pp=1 is one rank: use"
+    assert messages(of(num_hidden_layers=4), schedule="DualPipeV", stages_per_rank=2) == [
+        f"{spreads} pp=2 or schedule=1F1B stages_per_rank=1."
+    ]
+    assert messages(of(num_hidden_layers=3), schedule="DualPipeV", stages_per_rank=2) == [
+        f"{spreads} schedule=1F1B stages_per_rank=1."
+    ]
+    assert messages(stages_per_rank=2) == ["stages_per_rank=2 does not fit schedule=1F1B: use stages_per_rank=1."]
+    assert messages(of(num_hidden_layers=4), pp=2, schedule="ZBVZeroBubble") == [
+        "stages_per_rank=1 does not fit schedule=ZBVZeroBubble: use stages_per_rank=2 or schedule=1F1B."
+    ]
+    assert messages(of(num_hidden_layers=6), pp=8) == ["pp=8 x stages_per_rank=1 makes 8 stages of 6 layers: use pp=6."]
+    assert messages(of(num_hidden_layers=6), pp=2, schedule="Interleaved1F1B", stages_per_rank=4) == [
+        "pp=2 x stages_per_rank=4 makes 8 stages of 6 layers: use stages_per_rank=3."
+    ]
+    assert messages(of(num_hidden_layers=6), pp=4, schedule="LoopedBFS", stages_per_rank=2) == [
+        "pp=4 x stages_per_rank=2 makes 8 stages of 6 layers: use pp=3 or schedule=1F1B stages_per_rank=1."
+    ]
+
+
+def test_stage_cuts_that_do_not_make_up_the_layers() -> None:
+    assert messages(of(num_hidden_layers=7), pp=2, stage_cuts=(3, 4)) == []
+    assert messages(of(num_hidden_layers=7), pp=2, stage_cuts=(3, 3)) == [
+        "stage_cuts=[3, 3] must be 2 counts of layers that sum to 7: use stage_cuts=[3, 4], or leave it out."
+    ]
+    assert messages(of(num_hidden_layers=7), pp=2, stage_cuts=(0, 7)) == [
+        "stage_cuts=[0, 7] must be 2 counts of layers that sum to 7: use stage_cuts=[3, 4], or leave it out."
+    ]
+    assert messages(of(num_hidden_layers=7), pp=2, stage_cuts=()) == [
+        "stage_cuts=[] must be 2 counts of layers that sum to 7: use stage_cuts=[3, 4], or leave it out."
+    ]
+    assert messages(of(num_hidden_layers=16), pp=9, stage_cuts=(1,) * 16) == [
+        "stage_cuts=[1, 1, 1, 1, 1, 1, 1, 1] ... must be 9 counts of layers that sum to 16: leave it out."
+    ]
+
+
+def test_what_split_backwards_cannot_have() -> None:
+    """Also on one data rank, where zero=3 shares nothing and still lets go of weights."""
+    assert messages(of(num_hidden_layers=4), pp=2, schedule="DualPipeV", stages_per_rank=2, zero=3) == [
+        "zero=3 lets go of weights after each forward, and schedule=DualPipeV needs them once for each of the two "
+        "parts of a backward: use zero=1 or zero=2, or schedule=1F1B stages_per_rank=1."
+    ]
+    assert messages(pp=2, schedule="InterleavedZeroBubble", recompute="selective") == [
+        "recompute=selective keeps what a backward needs until it was used once, and schedule=InterleavedZeroBubble "
+        "uses it in each of the two parts of a backward: use recompute=none or recompute=full, or schedule=1F1B."
+    ]
 
 
 def test_sharing_nothing_over_several() -> None:
@@ -229,6 +332,12 @@ def test_ranks_that_are_not_there() -> None:
 
 
 def test_all_refusals_are_told_at_once() -> None:
+    wrong = Layout(
+        pp=2, cp=2, tp=3, ep=2, zero=3, dp_shard=3, schedule="DualPipeV", stage_cuts=(1,), recompute="selective"
+    )
+    assert keys(check(wrong, run_of(1), Cluster())) == [
+        "cp", "ep", "tp", "stages_per_rank", "stage_cuts", "zero", "recompute", "data_ranks", "world_size",
+    ]  # fmt: skip
     with pytest.raises(BadInput) as refusal:
-        require_legal(Layout(tp=2, zero=0, dp_shard=3, schedule="DualPipeV"), run_of(1), Cluster())
-    assert len(str(refusal.value).split("\n")) == 5
+        require_legal(wrong, run_of(1), Cluster())
+    assert str(refusal.value).split("\n") == [one.message for one in check(wrong, run_of(1), Cluster())]

@@ -13,6 +13,7 @@ from triax.spec.check import check
 from triax.spec.cluster import Cluster
 from triax.spec.layout import AXES, Layout
 from triax.spec.resolve import resolve_layout
+from triax.spec.schedule import SCHEDULES, splits_backward
 
 SMALL = st.integers(1, 6)
 REQUESTS = st.fixed_dictionaries(
@@ -65,6 +66,27 @@ def test_what_is_given_is_kept_and_what_is_open_is_legal(
     if sequences % layout.data_ranks == 0 and not {"microbatches", "sequences_per_microbatch"} & request.keys():
         assert layout.sequences_per_step == sequences
         assert layout.sequences_per_microbatch <= max(8192 // seq_len, 1)
+
+
+def test_a_pipeline_gets_microbatches_to_fill_it() -> None:
+    """Four for each pipeline rank, where the step is large enough."""
+    deep = make_run(train={"sequences_per_step": 64}, layout={"pp": 4, "dp_shard": 1})
+    assert resolve_layout(deep, 4).microbatches == 16
+    assert resolve_layout(make_run(train={"sequences_per_step": 64}), 1).microbatches == 1
+    assert resolve_layout(make_run(train={"sequences_per_step": 6}, layout={"pp": 2}), 4).microbatches == 3
+    given = make_run(train={"sequences_per_step": 64}, layout={"pp": 4, "sequences_per_microbatch": 32})
+    assert resolve_layout(given, 4).microbatches == 2
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_is_named_alone_is_legal(name: str) -> None:
+    """Stages for each rank and the ZeRO stage are those it can have."""
+    run = make_run(layout={"pp": 2, "tp": 2, "schedule": name}, model={"num_hidden_layers": 4})
+    for ranks in (4, 8):
+        layout = resolve_layout(run, ranks)
+        assert layout.stages_per_rank == SCHEDULES[name].min_stages_per_rank
+        assert layout.zero == (2 if splits_backward(name) else 3)
+        assert check(layout, run, Cluster(cards_per_server=ranks)) == []
 
 
 def test_too_few_ranks_are_told_how_many_there_must_be() -> None:

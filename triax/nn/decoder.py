@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from triax.nn.attention import Attention
 from triax.nn.feed_forward import FeedForward
-from triax.nn.loss import cross_entropy_sum
+from triax.nn.loss import Vocabulary, cross_entropy_sum
 from triax.nn.norm import RMSNorm
 from triax.nn.rope import Rotation
 from triax.spec.model import ModelSpec, Reach
@@ -64,6 +64,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.model = model
         self.is_first, self.is_last = is_first, is_last
+        self.vocabulary = Vocabulary()
         indices = range(model.num_hidden_layers) if layers is None else layers
         has_table = is_first or (is_last and model.tie_word_embeddings)
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_table else None
@@ -93,11 +94,10 @@ class Decoder(nn.Module):
         hidden_BSD = self.norm(hidden_BSD)
         if self.model.logits_scaling != 1.0:
             hidden_BSD = hidden_BSD / self.model.logits_scaling
-        head_VD = self._head()
+        head_VD = self.vocabulary.head(self._head())
         if labels_BS is None:
-            logits_BSV: Tensor = hidden_BSD @ head_VD.T
-            return logits_BSV
-        return cross_entropy_sum(hidden_BSD.flatten(0, 1), head_VD, labels_BS.flatten())
+            return self.vocabulary.gather(hidden_BSD @ head_VD.T)
+        return cross_entropy_sum(hidden_BSD.flatten(0, 1), head_VD, labels_BS.flatten(), self.vocabulary)
 
     def _embedded(self, tokens_BS: Tensor) -> Tensor:
         assert self.embed_tokens is not None

@@ -20,7 +20,12 @@ class RMSNorm(nn.Module):
         """Return the normalised ``x`` in its own dtype."""
         wide = x_BSD.to(torch.promote_types(x_BSD.dtype, torch.float32))
         normed = F.rms_norm(wide, (wide.shape[-1],), None, self.eps)
+        weight = self.scale()
         if self.is_offset:
             # A weight near zero is precise, and one plus it would not be in bf16: multiply before narrowing.
-            return (normed * (1.0 + self.weight.to(wide.dtype))).to(x_BSD.dtype)
-        return normed.to(x_BSD.dtype) * self.weight
+            return (normed * (1.0 + weight.to(wide.dtype))).to(x_BSD.dtype)
+        return normed.to(x_BSD.dtype) * weight
+
+    def scale(self) -> Tensor:
+        """Return the weight as it is multiplied."""
+        return self.weight

@@ -1,6 +1,15 @@
-"""How do torch's device meshes mirror the rank grid of a Layout?"""
+"""How do torch's device meshes mirror the rank grid of a Layout?
+
+Groups are made here and not by torch's DeviceMesh, which would give them torch's patience of half an hour: a group
+waits for a peer as long as the default group does, ``train.timeout_s``. It must be said when a group is made, since
+gloo's receives do not heed a later change.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from triax.spec.layout import AXES, Layout
@@ -15,13 +24,42 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     degrees = [layout.degree(axis) for axis in layout.order]
     ranks = torch.arange(layout.world_size).reshape(degrees)
     ranks = ranks.permute([layout.order.index(axis) for axis in AXES]).contiguous()
-    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=AXES)
+    groups = [
+        group_among(ranks.movedim(dim, -1).reshape(-1, layout.degree(axis)).tolist()) for dim, axis in enumerate(AXES)
+    ]
+    mesh = DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=AXES)
     coordinate = mesh.get_coordinate()
     assert coordinate is not None
-    assert tuple(coordinate) == layout.coordinate(torch.distributed.get_rank())
+    assert tuple(coordinate) == layout.coordinate(dist.get_rank())
     return mesh
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the one-dim mesh of this rank's data peers: all that see other sequences, in data rank order."""
-    return mesh["dp_replicate", "dp_shard"]._flatten("data")
+    dims = [AXES.index("dp_replicate"), AXES.index("dp_shard")]
+    families = mesh.mesh.movedim(dims, [-2, -1]).flatten(-2).flatten(0, -2)
+    (mine,) = families[(families == dist.get_rank()).any(dim=1)]
+    return DeviceMesh.from_group([group_among(families.tolist())], mesh.device_type, mine, mesh_dim_names=("data",))
+
+
+def group_among(families: Iterable[Sequence[int]]) -> dist.ProcessGroup:
+    """Return the group of this rank's family; all ranks call this together, each with the same ``families``.
+
+    Every rank is in one of ``families``. torch numbers the ranks of a group in ascending order.
+    """
+    mine: dist.ProcessGroup | None = None
+    for ranks in families:
+        group = dist.new_group(list(ranks), timeout=patience())
+        if dist.get_rank() in ranks:
+            mine = group
+    assert mine is not None
+    return mine
+
+
+def patience() -> timedelta | None:
+    """Return how long the default group waits for a peer; None where it is of a kind that never waits."""
+    group = dist.group.WORLD
+    assert group is not None
+    options = group._get_backend(group._device_types[0]).options  # the same for every kind of device
+    timeout: timedelta | None = getattr(options, "_timeout", None)
+    return timeout

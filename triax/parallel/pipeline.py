@@ -1,74 +1,165 @@
-"""How is a schedule table executed on this rank?
+"""How do pipeline ranks run one schedule table together, by torch's pipelining runtime?
 
-Without a pipeline the table has one row for one stage, such as F0 B0 F1 B1, and this file walks it: gradient
-accumulation and pipelining are one code path. torch's pipelining runtime would keep a whole stage gathered under
-ZeRO-3.
+The table is ours (``triax.spec.schedule``); torch lowers it to sends, receives, gathers and reductions. Parts of that
+API are private: everything that touches them is in this file, and a contract test runs every schedule through it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 from triax.nn.decoder import Decoder
+from triax.parallel.execute import Microbatch
 from triax.parallel.shard import before_backward, release
 from triax.spec.layout import Layout
 from triax.spec.schedule import ScheduleTable
 
 
-class Microbatch(Protocol):
-    """What a forward reads, on the device."""
+class PipelineExecutor:
+    """Runs this rank's row of a table, together with the other ranks of the ``pp`` axis."""
 
-    @property
-    def tokens(self) -> Tensor:
-        """(B, S) int64."""
+    def __init__(
+        self, table: ScheduleTable, stages: Sequence[Decoder], layout: Layout, mesh: DeviceMesh, seq_len: int,
+        compute_dtype: torch.dtype, device: torch.device,
+    ) -> None:  # fmt: skip
+        """``stages`` are those of this rank, in the order of ``table.stages_of``."""
+        self._table, self._stages, self._layout, self._device = table, stages, layout, device
+        self._group = mesh["pp"].get_group()
+        self._shapes = _Shapes(layout, seq_len, stages[0].model.hidden_size, compute_dtype)
+        self._scale = torch.ones((), device=device)
+        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        self._training = self._runtime(table.to_csv(), layout.microbatches, self._scaled_loss)
+        self._forward_only: dict[int, _PipelineScheduleRuntime] = {}
 
-    @property
-    def labels(self) -> Tensor:
-        """(B, S) int64, -100 where a token does not count."""
+    def execute(self, batches: Sequence[Microbatch], scale: Tensor) -> Tensor:
+        """See ``Executor.execute``."""
+        self._scale = scale
+        self._total = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._step(self._training, batches)
+        return self._total
 
-    @property
-    def positions(self) -> Tensor:
-        """(B, S) int64, counted inside documents."""
+    @torch.no_grad()
+    def evaluate(self, batches: Sequence[Microbatch]) -> Tensor:
+        """See ``Executor.evaluate``."""
+        count = len(batches)
+        if count not in self._forward_only:
+            rows = (
+                [f"{stage}F{batch}" for batch in range(count) for stage in self._table.stages_of(rank)]
+                for rank in range(self._table.pp)
+            )
+            self._forward_only[count] = self._runtime("\n".join(map(",".join, rows)), count, None)
+        self._total = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._step(self._forward_only[count], batches)
+        for stage in self._stages:
+            release(stage)
+        return self._total
 
-    @property
-    def cu_seqlens(self) -> Tensor | None:
-        """int32 document bounds in the flattened batch, or None where each sequence is one document."""
+    def _runtime(self, csv: str, microbatches: int, loss: Callable[..., Tensor] | None) -> _PipelineScheduleRuntime:
+        stages = [
+            ZeroStage(stage, index, self._table.num_stages, self._device, self._group, self._layout.zero, self._shapes)
+            for index, stage in zip(self._table.stages_of(self._group.rank()), self._stages, strict=True)
+        ]
+        runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
+        for stage in stages:
+            stage.has_backward = loss is not None  # torch sets it in its own step(), which cuts batches its own way
+        rows = csv.splitlines()
+        actions = {rank: [_Action.from_str(word) for word in row.split(",")] for rank, row in enumerate(rows)}
+        runtime._prepare_schedule_with_comms(actions)
+        if self._layout.zero == 3:
+            # Each layer is gathered when its turn comes; torch would gather the whole stage for the whole step.
+            runtime.register_custom_function(_ComputationType.UNSHARD, _mark_unsharded)
+            runtime.register_custom_function(_ComputationType.RESHARD, _mark_resharded)
+        return runtime
+
+    def _scaled_loss(self, loss: Tensor, _target: Tensor) -> Tensor:
+        self._total += loss.detach()
+        return loss * self._scale.to(loss.dtype)
+
+    def _step(self, runtime: _PipelineScheduleRuntime, batches: Sequence[Microbatch]) -> None:
+        arguments = [(batch.tokens,) for batch in batches]
+        keywords = [
+            {"positions_BS": batch.positions, "cu_seqlens": batch.cu_seqlens, "labels_BS": batch.labels}
+            for batch in batches
+        ]
+        targets = [batch.labels for batch in batches]
+        is_training = runtime is self._training
+        runtime._step_microbatches(arguments, keywords, targets, return_outputs=not is_training)
+        for stage in runtime._stages:
+            if stage.is_last and not is_training:
+                self._total += torch.stack(stage.output_chunks).sum()
+            stage.clear_runtime_states()
 
 
-def execute(
-    table: ScheduleTable, stage: Decoder, layout: Layout, microbatch: Callable[[int], Microbatch], scale: Tensor
-) -> Tensor:
-    """Run one step of ``table`` on ``stage`` and leave its gradients in place; return the summed loss, detached.
+def _mark_unsharded(action: _Action, ctx: Any) -> None:
+    ctx.schedule_ref.unsharded_stages.add(action.stage_index)
 
-    Each backward is of ``loss * scale``: the caller puts the global token count and the averaging of the data axes
-    there.
+
+def _mark_resharded(action: _Action, ctx: Any) -> None:
+    schedule = ctx.schedule_ref
+    schedule.unsharded_stages.discard(action.stage_index)
+    for stage in schedule._stages:
+        if stage.stage_index == action.stage_index:
+            release(stage.submod)
+
+
+class _Shapes:
+    """What stages hand to each other, known beforehand so that no step is spent on finding out."""
+
+    def __init__(self, layout: Layout, seq_len: int, hidden_size: int, dtype: torch.dtype) -> None:
+        batch = layout.sequences_per_microbatch
+        self.tokens = torch.empty(batch, seq_len, dtype=torch.int64, device="meta")
+        self.hidden = torch.empty(batch, seq_len // layout.tp, hidden_size, dtype=dtype, device="meta")
+        self.hidden.requires_grad_()
+        self.loss = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta").requires_grad_()
+
+
+class ZeroStage(PipelineStage):
+    """A stage whose gradients are reduced, and weights kept or dropped, as its ZeRO stage says.
+
+    torch's own keeps everything until the end of the step, which is stage 1 (and 0). Here stages 2 and 3 reduce after
+    each backward; where a schedule splits backwards, after the part that makes the gradients of weights.
     """
-    losses: dict[int, Tensor] = {}
-    total = torch.zeros((), dtype=torch.float64, device=scale.device)
-    backwards = 0
-    for action in (part for slot in table.rows[0] for part in slot.parts):
-        if action.kind == "F":
-            losses[action.microbatch] = forward(stage, microbatch(action.microbatch))
-            continue
-        backwards += 1
-        before_backward(stage, layout.zero, is_last_microbatch=backwards == layout.microbatches)
-        loss = losses.pop(action.microbatch)
-        total += loss.detach()
-        (loss * scale.to(loss.dtype)).backward()
-    return total
 
+    def __init__(
+        self, module: Decoder, index: int, num_stages: int, device: torch.device, group: dist.ProcessGroup, zero: int,
+        shapes: _Shapes,
+    ) -> None:  # fmt: skip
+        is_first, is_last = index == 0, index == num_stages - 1
+        super().__init__(
+            module, index, num_stages, device, group=group,
+            input_args=shapes.tokens if is_first else shapes.hidden,
+            output_args=shapes.loss if is_last else shapes.hidden,
+        )  # fmt: skip
+        self._zero = zero
 
-def forward(stage: Decoder, batch: Microbatch) -> Tensor:
-    """Return the summed loss of one microbatch."""
-    loss: Tensor = stage(batch.tokens, batch.positions, batch.cu_seqlens, batch.labels)
-    return loss
-
-
-@torch.no_grad()
-def evaluate(stage: Decoder, batches: Sequence[Microbatch]) -> Tensor:
-    """Return the summed loss over ``batches`` without gradients; every data rank must bring equally many."""
-    total = torch.stack([forward(stage, batch).to(torch.float64) for batch in batches]).sum()
-    release(stage)
-    return total
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Run one backward of ``backward_type`` full, input or weight."""
+        if self._zero < 2:
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        module = cast(Decoder, self.submod)
+        reduces = backward_type != "input"
+        before_backward(module, self._zero if reduces else 1, is_last_microbatch=reduces and last_backward)
+        if backward_type == "full":
+            return stage_backward(
+                bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
+            ), None
+        if backward_type == "input":
+            return stage_backward_input(
+                bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"], module.parameters()
+            )
+        result = stage_backward_weight(module.parameters(), bwd_kwargs["param_groups"]), None
+        # Gradients of weights come without the hooks that would reduce them.
+        for state in fully_shard.state(module)._state_ctx.all_states:  # type: ignore[attr-defined]
+            for group in state._fsdp_param_groups:
+                group.post_backward()
+        return result

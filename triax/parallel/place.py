@@ -3,19 +3,23 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
+from triax.parallel.execute import Executor, LocalExecutor
+from triax.parallel.pipeline import PipelineExecutor
 from triax.parallel.recompute import wrap_recompute
 from triax.parallel.shard import DTYPES, shard
+from triax.parallel.tensor import split_tensors
 from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import PrecisionSpec
-from triax.spec.weights import weights_table
+from triax.spec.schedule import ScheduleTable, stage_owner
+from triax.spec.stages import stage_layers
+from triax.spec.weights import Weight, weights_table
 
 
 def place(
@@ -26,33 +30,67 @@ def place(
     Each step does nothing at degree one inside itself. Weights are DTensors in the master precision under the names of
     the weights table. Fill them with ``initialise`` or from a checkpoint.
     """
-    stages = cut_into_stages(model, precision)
+    stages = cut_into_stages(model, layout, precision)
     for stage in stages:
+        split_tensors(stage, mesh)
         wrap_recompute(stage, layout.recompute)
         shard(stage, mesh, layout, precision)
         stage.to_empty(device=device)
     return stages
 
 
-def cut_into_stages(model: ModelSpec, precision: PrecisionSpec) -> Sequence[Decoder]:
+def cut_into_stages(model: ModelSpec, layout: Layout, precision: PrecisionSpec) -> Sequence[Decoder]:
     """Return the stages that this rank owns, on ``meta`` and whole, in the master precision."""
+    num_stages = layout.pp * layout.stages_per_rank
+    layers = stage_layers(model, num_stages, layout.stage_cuts)
+    owners = stage_owner(layout.schedule, layout.pp, layout.stages_per_rank)
+    pipeline_rank = layout.coordinate(dist.get_rank()).pp
     with torch.device("meta"):
-        return [Decoder(model).to(DTYPES[precision.master])]
+        return [
+            Decoder(model, layers[stage], is_first=stage == 0, is_last=stage == num_stages - 1).to(
+                DTYPES[precision.master]
+            )
+            for stage in range(num_stages)
+            if owners[stage] == pipeline_rank
+        ]
 
 
-def initialise(stages: Sequence[Decoder], model: ModelSpec, seed: int) -> None:
+def initialise(stages: Sequence[Decoder], model: ModelSpec, seed: int, layout: Layout) -> None:
     """Fill every weight with its initial bits (``triax.nn.init``): the same in every layout."""
     table = {weight.name: weight for weight in weights_table(model)}
     for stage in stages:
         for name, parameter in stage.named_parameters():
-            local, start = _local_rows(parameter)
-            local.copy_(initial_rows(table[name], model, seed, start, start + local.shape[0]))
+            held = parameter.detach()
+            local = held.to_local() if isinstance(held, DTensor) else held
+            rows, columns = _held_ranges(table[name], layout)
+            drawn = initial_rows(table[name], model, seed, rows.start, rows.stop)
+            local.copy_(drawn if columns is None else drawn[:, columns.start : columns.stop])
 
 
-def _local_rows(parameter: nn.Parameter) -> tuple[torch.Tensor, int]:
-    """Return the rows this rank holds and the index of the first of them."""
-    data = parameter.detach()
-    if not isinstance(data, DTensor):
-        return data, 0
-    _, offset = compute_local_shape_and_global_offset(data.shape, data.device_mesh, data.placements)
-    return data.to_local(), offset[0]
+def _held_ranges(weight: Weight, layout: Layout) -> tuple[range, range | None]:
+    """Return the rows of the whole ``weight`` this rank holds, and the columns where tensor parallelism cuts those.
+
+    Rows are cut by ``dp_shard`` inside what ``tp`` leaves, both as ``torch.chunk`` does it.
+    """
+    here = layout.coordinate(dist.get_rank())
+    rows, columns = range(weight.shape[0]), None
+    if weight.tp_dim == 0:
+        rows = _chunk(rows, layout.tp, here.tp)
+    elif weight.tp_dim == 1 and layout.tp > 1:
+        columns = _chunk(range(weight.shape[1]), layout.tp, here.tp)
+    return _chunk(rows, layout.dp_shard, here.dp_shard), columns
+
+
+def _chunk(whole: range, parts: int, index: int) -> range:
+    size = -(-len(whole) // parts)
+    return whole[min(index * size, len(whole)) : min((index + 1) * size, len(whole))]
+
+
+def make_executor(
+    table: ScheduleTable, stages: Sequence[Decoder], layout: Layout, precision: PrecisionSpec, mesh: DeviceMesh,
+    seq_len: int, device: torch.device,
+) -> Executor:  # fmt: skip
+    """Return what runs ``table`` on this rank's ``stages``."""
+    if layout.pp == 1:
+        return LocalExecutor(table, stages[0], layout)
+    return PipelineExecutor(table, stages, layout, mesh, seq_len, DTYPES[precision.compute], device)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from triax.parallel.tensor import is_whole
 from triax.spec.layout import Layout
 
 
@@ -34,18 +35,34 @@ def count_over_data(local_count: int, group: dist.ProcessGroup, device: torch.de
 
 
 def sum_step(
-    loss_sum: Tensor, count: Tensor, gradients: Sequence[Tensor], flags: Sequence[bool], layout: Layout,
-    group: dist.ProcessGroup,
-) -> StepSums:  # fmt: skip
-    """Return the loss, the gradient norm and the flags of a step with one all-reduce of a few numbers.
+    loss_sum: Tensor, count: Tensor, parameters: Iterable[nn.Parameter], flags: Sequence[bool], layout: Layout
+) -> StepSums:
+    """Return the loss, the gradient norm and the flags of a step with one all-reduce of a few numbers over all ranks.
 
-    ``gradients`` are this rank's shards. Replicas hold the same gradient, so each brings its part of the square.
+    Ranks that hold the same gradient bring equal parts of its square: replicas, and tp ranks of a weight they do not
+    cut. So do tp ranks of a loss, which each of them has whole.
     """
-    squares = _sum_of_squares(gradients, loss_sum.device) / layout.dp_replicate
+    held = [parameter for parameter in parameters if parameter.grad is not None]
+    whole = [parameter for parameter in held if is_whole(parameter)]
+    cut = [parameter for parameter in held if not is_whole(parameter)]
+    squares = _sum_of_squares(local_gradients(cut), loss_sum.device)
+    squares = (squares + _sum_of_squares(local_gradients(whole), loss_sum.device) / layout.tp) / layout.dp_replicate
+    loss_sum = loss_sum / layout.tp
     raised = torch.tensor([float(flag) for flag in flags], dtype=torch.float64, device=loss_sum.device)
     sums = torch.cat((torch.stack((loss_sum.to(torch.float64), squares)), raised))
-    dist.all_reduce(sums, group=group)
+    dist.all_reduce(sums)
     return StepSums(loss=sums[0] / count, grad_norm=sums[1].sqrt(), flags=sums[2:])
+
+
+def mean_over_ranks(loss_sum: Tensor, count: int, layout: Layout) -> float:
+    """Return the mean loss over all data ranks, whichever ranks have the loss: every rank gets the same number.
+
+    ``count`` is that of this rank's tokens, which every pp and tp rank of a data rank counts equally.
+    """
+    counted = torch.tensor(count / (layout.tp * layout.pp), dtype=torch.float64, device=loss_sum.device)
+    sums = torch.stack((loss_sum.to(torch.float64) / layout.tp, counted))
+    dist.all_reduce(sums)
+    return float(sums[0] / sums[1])
 
 
 def _sum_of_squares(gradients: Sequence[Tensor], device: torch.device) -> Tensor:

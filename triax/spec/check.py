@@ -4,23 +4,29 @@ The planner's proposals and the trainer's validation pass through this one funct
 refused later.
 """
 
+import math
 from typing import Final
 
 from triax.errors import BadInput
 from triax.spec.cluster import Cluster
 from triax.spec.layout import AXES, Axis, Layout, Refusal
-from triax.spec.legal_values import divisors, either, multiples, nearest
+from triax.spec.legal_values import both, divisors, either, multiples, nearest
+from triax.spec.model import ModelSpec
 from triax.spec.run import Run
-from triax.spec.schedule import legal
+from triax.spec.schedule import legal, schedule_kind, splits_backward
 from triax.spec.value import LARGEST_SMALL_COUNT
 
-_AXES_TRAINED: Final[tuple[Axis, ...]] = ("dp_replicate", "dp_shard")
-"""Axes that the engine can execute; the others can be said, and are refused by name."""
+_AXES_NOT_TRAINED: Final[tuple[Axis, ...]] = ("cp",)
+"""Axes that can be said and are refused by name until they are built."""
 
 
 def check(layout: Layout, run: Run, cluster: Cluster | None = None) -> list[Refusal]:
     """Return every reason why ``layout`` cannot train ``run`` on ``cluster``; an empty list means that it can."""
-    refusals = [*_axes(layout), *_pipeline(layout), *_sharing(layout), *_step(layout, run)]
+    model = run.model
+    refusals = [
+        *_axes(layout), *_tensor(layout, model, run.data.seq_len), *_pipeline(layout, model), *_sharing(layout),
+        *_step(layout, run),
+    ]  # fmt: skip
     return refusals if cluster is None else [*refusals, *_ranks(layout, run, cluster)]
 
 
@@ -34,34 +40,121 @@ def require_legal(layout: Layout, run: Run, cluster: Cluster | None = None) -> N
 def _axes(layout: Layout) -> list[Refusal]:
     refusals = [
         Refusal(axis, f"{axis}={layout.degree(axis)} is not trained by this version of triax: use {axis}=1.")
-        for axis in AXES
-        if axis not in _AXES_TRAINED and layout.degree(axis) > 1
+        for axis in _AXES_NOT_TRAINED
+        if layout.degree(axis) > 1
     ]
     if layout.ep > 1:
         refusals.append(Refusal("ep", f"ep={layout.ep} asks for experts, and this model has none: use ep=1."))
     return refusals
 
 
-def _pipeline(layout: Layout) -> list[Refusal]:
-    """Judge what concerns the pipeline alone, at the ``pp`` that this version trains: heeding all advice is enough."""
-    pp = layout.pp if "pp" in _AXES_TRAINED else 1
-    why = "needs pp=2 or more, which is not trained by this version of triax"
-    refusals = legal(layout.schedule, pp, layout.stages_per_rank, layout.microbatches)
-    if any(refusal.key == "schedule" for refusal in refusals):
-        message = f"schedule={layout.schedule} {why}: use schedule=1F1B stages_per_rank=1."
-        refusals = [Refusal("schedule", message)]
-    if layout.stage_cuts is not None and pp == 1:
-        cuts = f"stage_cuts={list(layout.stage_cuts)[:8]}"
-        refusals.append(Refusal("stage_cuts", f"{cuts} {why}: leave it out."))
+def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
+    """Heads and the sequence must divide over ``tp``.
+
+    Feed-forward and vocabulary need not: they are cut as ``torch.chunk`` cuts, and every rank must get a part.
+    """
+    tp = layout.tp
+    whole_parts = {
+        "num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.kv_heads, "seq_len": seq_len,
+    }  # fmt: skip
+    parts = {"intermediate_size": model.intermediate_size, "vocab_size": model.vocab_size}
+    undivided = [f"{name}={size}" for name, size in whole_parts.items() if size % tp]
+    short = [f"{name}={size}" for name, size in parts.items() if not _feeds_all(size, tp)]
+    cuts_norm = tp > 1 and model.qk_norm == "full"
+    faults = [f"does not divide {both(undivided)}"] if undivided else []
+    faults += [f"leaves ranks without a part of {both(short)}"] if short else []
+    faults += ["cuts the norm that spans all heads (qk_norm=full)"] if cuts_norm else []
+    if not faults:
+        return []
+    fitting = [
+        degree
+        for degree in ([1] if model.qk_norm == "full" else divisors(math.gcd(*whole_parts.values())))
+        if all(_feeds_all(size, degree) for size in parts.values())
+    ]
+    return [Refusal("tp", f"tp={tp} {both(faults)}: use tp={either(nearest(fitting, tp))}.")]
+
+
+def _feeds_all(size: int, parts: int) -> bool:
+    """Return whether each of ``parts`` gets something of ``size`` when all but the last get the same, rounded up."""
+    return -(-size // parts) * (parts - 1) < size
+
+
+def _pipeline(layout: Layout, model: ModelSpec) -> list[Refusal]:
+    layers, stages = model.num_hidden_layers, layout.pp * layout.stages_per_rank
+    faults = {
+        refusal.key: refusal.message.partition(": ")[0]
+        for refusal in legal(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+    }
+    if stages > layers:
+        faults["pp"] = (
+            f"pp={layout.pp} x stages_per_rank={layout.stages_per_rank} makes {stages} stages of {layers} layers"
+        )
+    ways = either(_fitting_stages(layout, layers)) if faults else ""
+    refusals = [Refusal(key, f"{fault}: use {ways}.") for key, fault in faults.items()]
+    return [*refusals, *_stage_cuts(layout, layers, are_stages_legal=not faults), *_split_backwards(layout)]
+
+
+def _fitting_stages(layout: Layout, layers: int) -> list[str]:
+    """Return up to three changes of schedule, pp and stages_per_rank that fit the layers, fewest keys first."""
+    asked = {"schedule": layout.schedule, "pp": layout.pp, "stages_per_rank": layout.stages_per_rank}
+    changes: list[dict[str, object]] = []
+    for name in dict.fromkeys((layout.schedule, "1F1B")):
+        kind = schedule_kind(name)
+        fewest, most = kind.min_stages_per_rank, kind.max_stages_per_rank or layers
+        nearest_fit = max(min(layout.stages_per_rank, most, layers // layout.pp), fewest)
+        for each in (layout.stages_per_rank, nearest_fit, fewest):
+            for pp in (layout.pp, max(min(layout.pp, layers // each), kind.min_pp)):
+                if pp * each <= layers and not legal(name, pp, each, layout.microbatches):
+                    way = {"schedule": name, "pp": pp, "stages_per_rank": each}
+                    changes.append({key: value for key, value in way.items() if value != asked[key]})
+    offered: list[dict[str, object]] = []
+    for change in sorted(changes, key=len):
+        if not any(other.keys() <= change.keys() for other in offered):
+            offered.append(change)
+    return [" ".join(f"{key}={value}" for key, value in change.items()) for change in offered[:3]]
+
+
+def _stage_cuts(layout: Layout, layers: int, *, are_stages_legal: bool) -> list[Refusal]:
+    stages, cuts = layout.pp * layout.stages_per_rank, layout.stage_cuts
+    if cuts is None or (len(cuts) == stages and sum(cuts) == layers and min(cuts) >= 1):
+        return []
+    shown = f"{list(cuts)[:8]}{' ...' if len(cuts) > 8 else ''}"
+    message = f"stage_cuts={shown} must be {stages} counts of layers that sum to {layers}: "
+    if are_stages_legal and stages <= 8:
+        even = [layers // stages + (stage >= stages - layers % stages) for stage in range(stages)]
+        message += f"use stage_cuts={even}, or "
+    return [Refusal("stage_cuts", f"{message}leave it out.")]
+
+
+def _split_backwards(layout: Layout) -> list[Refusal]:
+    """What cannot be where the gradients of inputs and of weights are made apart."""
+    if not splits_backward(layout.schedule):
+        return []
+    whole = "schedule=1F1B" + ("" if layout.stages_per_rank == 1 else " stages_per_rank=1")
+    refusals = []
+    if layout.zero == 3:
+        message = (
+            f"zero=3 lets go of weights after each forward, and schedule={layout.schedule} needs them once for each of "
+            f"the two parts of a backward: use zero=1 or zero=2, or {whole}."
+        )
+        refusals.append(Refusal("zero", message))
+    if layout.recompute == "selective":
+        message = (
+            f"recompute=selective keeps what a backward needs until it was used once, and "
+            f"schedule={layout.schedule} uses it in each of the two parts of a backward: use recompute=none or "
+            f"recompute=full, or {whole}."
+        )
+        refusals.append(Refusal("recompute", message))
     return refusals
 
 
 def _sharing(layout: Layout) -> list[Refusal]:
     if layout.zero > 0 or layout.dp_shard == 1:
         return []
+    stages = (1, 2) if splits_backward(layout.schedule) else (1, 2, 3)
     message = (
         f"zero=0 shares nothing, and dp_shard={layout.dp_shard} asks for sharing: use "
-        f"dp_replicate={layout.data_ranks} dp_shard=1, or zero=1, zero=2 or zero=3."
+        f"dp_replicate={layout.data_ranks} dp_shard=1, or {either(f'zero={stage}' for stage in stages)}."
     )
     return [Refusal("zero", message)]
 

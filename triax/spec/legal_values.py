@@ -24,5 +24,14 @@ def nearest(values: list[int], wanted: int) -> list[int]:
 
 def either(options: Iterable[object]) -> str:
     """Return the options as a sentence lists them: ``"1, 2 or 4"``."""
-    *first, last = map(str, options)
-    return f"{', '.join(first)} or {last}" if first else last
+    return _listed(options, "or")
+
+
+def both(facts: Iterable[object]) -> str:
+    """Return the facts as a sentence lists them: ``"a, b and c"``."""
+    return _listed(facts, "and")
+
+
+def _listed(items: Iterable[object], word: str) -> str:
+    *first, last = map(str, items)
+    return f"{', '.join(first)} {word} {last}" if first else last

@@ -11,12 +11,19 @@ from triax.spec.faults import validated
 from triax.spec.layout import AXES, Axis, Layout
 from triax.spec.legal_values import divisors, either, multiples
 from triax.spec.run import LayoutRequest, Run
+from triax.spec.schedule import schedule_kind, splits_backward
 
 _TOKENS_PER_MICROBATCH: Final = 8192
 """Tokens of one forward on one rank when the run file leaves it open: *assumed*, large enough to fill a matmul."""
 
 _ZERO: Final = 3
 """What data parallelism shares when the run file leaves it open: everything, the least memory."""
+
+_ZERO_OF_SPLIT_BACKWARDS: Final = 2
+"""The most that a schedule with split backwards can share."""
+
+_MICROBATCHES_PER_STAGE: Final = 4
+"""Microbatches for each pipeline rank where the step is large enough (*assumed*): a bubble of a fifth under 1F1B."""
 
 
 def resolve_layout(run: Run, world_size: int) -> Layout:
@@ -26,10 +33,14 @@ def resolve_layout(run: Run, world_size: int) -> Layout:
     """
     if world_size < 1:
         raise BadInput(f"{world_size} ranks train nothing: start 1 or more.")
-    zero = _ZERO if run.layout.zero is None else run.layout.zero
+    schedule = run.layout.schedule or "1F1B"
+    zero = run.layout.zero
+    if zero is None:
+        zero = _ZERO_OF_SPLIT_BACKWARDS if splits_backward(schedule) else _ZERO
     degrees = _degrees(run.layout, "dp_replicate" if zero == 0 else "dp_shard", world_size)
     sequences, microbatches = _cut_step(run, degrees["dp_replicate"] * degrees["dp_shard"])
     given = run.layout.model_dump(exclude_none=True)
+    given.setdefault("stages_per_rank", schedule_kind(schedule).min_stages_per_rank)
     resolved = {"zero": zero, "sequences_per_microbatch": sequences, "microbatches": microbatches}
     return validated(Layout, given | degrees | resolved, f"the layout on {world_size} ranks")
 
@@ -58,6 +69,9 @@ def _cut_step(run: Run, data_ranks: int) -> tuple[int, int]:
         sequences = max(share // microbatches, 1)
     elif sequences is None:
         limit = max(_TOKENS_PER_MICROBATCH // run.data.seq_len, 1)
+        pp = run.layout.pp or 1
+        if pp > 1:
+            limit = max(min(limit, share // (_MICROBATCHES_PER_STAGE * pp)), 1)
         sequences = max(divisor for divisor in divisors(share) if divisor <= limit)
     if microbatches is None:
         microbatches = max(share // sequences, 1)

@@ -11,8 +11,9 @@ from triax.data.batch import Batches, batches_of
 from triax.data.corpus import Corpus
 from triax.errors import Preempted, StoppedByGuard, TriaxError
 from triax.parallel.launch import Process
-from triax.parallel.mesh import build_mesh, data_mesh
-from triax.parallel.place import place
+from triax.parallel.mesh import build_mesh
+from triax.parallel.place import make_executor, place
+from triax.parallel.tied import TiedEmbedding
 from triax.spec.flops import attended_by
 from triax.spec.model import ModelSpec
 from triax.spec.plan import Plan
@@ -55,14 +56,17 @@ def train(
         eval_sequences=run.eval.sequences, seed=run.train.seed,
     )  # fmt: skip
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
+    executor = make_executor(table, stages, layout, run.precision, mesh, run.data.seq_len, process.device)
+    tied = TiedEmbedding(stages, layout, table)
     stepper = Stepper(
-        run, layout, table, stages[0], optimizer, batches, data_mesh(mesh).get_group(), layout.data_rank(process.rank),
+        run, layout, executor, optimizer, batches, tied, mesh, layout.data_rank(process.rank),
         process.device,
     )  # fmt: skip
     disk_group = dist.new_group(backend="gloo")
     data_fingerprint = corpus.fingerprint
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
-    began_as = begin(stages, run, disk_group) if checkpoint is None else began_with(checkpoint)
+    began_as = begin(stages, run, layout, disk_group) if checkpoint is None else began_with(checkpoint)
+    optimizer.copy_tied()
     writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
     if process.rank == 0:
         folder.write_plan(plan, run_text)

@@ -21,22 +21,36 @@ class Optimizer:
 
     def __init__(self, stages: Sequence[Decoder], model: ModelSpec, spec: OptimizerSpec, device: torch.device) -> None:
         decays = {weight.name: weight.decays for weight in weights_table(model)}
-        self._named = {name: p for stage in stages for name, p in stage.named_parameters()}
+        self._named: dict[str, nn.Parameter] = {}
+        self._copies: dict[str, nn.Parameter] = {}
+        """A tied embedding's second copy, where one rank owns the first and the last stage."""
+        for stage in stages:
+            for name, parameter in stage.named_parameters():
+                (self._copies if name in self._named else self._named)[name] = parameter
+        self._all = [*self._named.items(), *self._copies.items()]
         groups = [
-            {"params": [p for name, p in self._named.items() if decays[name] == wanted], "weight_decay": decay}
+            {"params": [p for name, p in self._all if decays[name] == wanted], "weight_decay": decay}
             for wanted, decay in ((True, spec.weight_decay), (False, 0.0))
         ]
         groups = [group for group in groups if group["params"]]
         self._torch = _torch_optimizer(groups, spec)
         if spec.name == "adamw":
-            for parameter in self._named.values():
+            for _, parameter in self._all:
                 moments = {moment: torch.zeros_like(parameter.detach()) for moment in _MOMENTS}
                 self._torch.state[parameter] = {"step": torch.zeros((), device=device)} | moments
 
     @property
     def parameters(self) -> Iterable[nn.Parameter]:
         """Every weight that is trained, this rank's shards."""
-        return self._named.values()
+        return [parameter for _, parameter in self._all]
+
+    def copy_tied(self) -> None:
+        """Give a second copy the bits of the first, after the first was loaded."""
+        for name, copy in self._copies.items():
+            original = self._named[name]
+            copy.detach().copy_(original.detach())
+            for key, value in self._torch.state[original].items():
+                self._torch.state[copy][key].copy_(value)
 
     def update(self, rate: float, is_finite: Tensor) -> None:
         """Apply the gradients at learning rate ``rate``, unless ``is_finite`` (a bool on the device) is false.

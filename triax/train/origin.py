@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triax.checkpoint.carried import CARRIED_FOLDER, MODEL_FILES, carried_folders, carry, carry_tokenizer
+from triax.spec.layout import Layout
 from triax.spec.run import Run
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from triax.nn.decoder import Decoder
 
 
-def begin(stages: "Sequence[Decoder]", run: Run, group: "ProcessGroup | None") -> str | None:
+def begin(stages: "Sequence[Decoder]", run: Run, layout: Layout, group: "ProcessGroup | None") -> str | None:
     """Fill the weights of a fresh run: with those of its ``init``, whose digest is returned, else with random ones.
 
     All ranks of ``group`` call it together. Raises BadInput, on every rank, where ``init`` is no checkpoint that can be
@@ -25,7 +26,7 @@ def begin(stages: "Sequence[Decoder]", run: Run, group: "ProcessGroup | None") -
     from triax.parallel.place import initialise
 
     if run.init is None:
-        initialise(stages, run.model, run.train.seed)
+        initialise(stages, run.model, run.train.seed, layout)
         return None
     checkpoint = find_verified(Path(run.init), group)
     weights = {name: parameter.detach() for stage in stages for name, parameter in stage.named_parameters()}

@@ -5,17 +5,18 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from triax.data.batch import Batch, Batches
-from triax.nn.decoder import Decoder
 from triax.nn.loss import IGNORE_INDEX
-from triax.parallel.pipeline import evaluate, execute
-from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, sum_step
+from triax.parallel.execute import Executor
+from triax.parallel.mesh import data_mesh
+from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, mean_over_ranks, sum_step
+from triax.parallel.tensor import sum_replicated
+from triax.parallel.tied import TiedEmbedding
 from triax.spec.layout import Layout
 from triax.spec.run import Run
-from triax.spec.schedule import ScheduleTable
 from triax.train.guard import StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.optimizer import Optimizer
@@ -68,13 +69,14 @@ class Stepper:
     """Takes steps of one run on this rank."""
 
     def __init__(
-        self, run: Run, layout: Layout, table: ScheduleTable, stage: Decoder, optimizer: Optimizer, batches: Batches,
-        group: dist.ProcessGroup, data_rank: int, device: torch.device,
+        self, run: Run, layout: Layout, executor: Executor, optimizer: Optimizer, batches: Batches,
+        tied: TiedEmbedding, mesh: DeviceMesh, data_rank: int, device: torch.device,
     ) -> None:  # fmt: skip
-        """``group`` holds the data ranks; ``table`` is the schedule of a step."""
-        self._run, self._layout, self._table = run, layout, table
-        self._stage, self._optimizer, self._batches = stage, optimizer, batches
-        self._group, self._data_rank, self._device = group, data_rank, device
+        """``mesh`` is that of ``layout``; ``executor`` runs the step's schedule."""
+        self._run, self._layout, self._executor = run, layout, executor
+        self._optimizer, self._batches = optimizer, batches
+        self._mesh, self._data_rank, self._device = mesh, data_rank, device
+        self._tied, self._group = tied, data_mesh(mesh).get_group()
 
     def take(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
         """Make update ``step`` from this rank's microbatches ``batches`` and return its report, not yet read.
@@ -85,9 +87,13 @@ class Stepper:
         count = count_over_data(local_count, self._group, self._device)
         on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
         scale = self._layout.data_ranks / count
-        loss_sum = execute(self._table, self._stage, self._layout, on_device.__getitem__, scale)
-        gradients = local_gradients(self._optimizer.parameters)
-        sums = sum_step(loss_sum, count, gradients, [asks_stop], self._layout, self._group)
+        loss_sum = self._executor.execute(on_device, scale)
+        parameters = self._optimizer.parameters
+        sum_replicated(parameters, self._mesh)
+        self._tied.sum_gradients()
+        counted = [parameter for parameter in parameters if parameter is not self._tied.copy]
+        sums = sum_step(loss_sum, count, counted, [asks_stop], self._layout)
+        gradients = local_gradients(parameters)
         max_norm = self._run.optimizer.max_grad_norm
         if max_norm:
             clip(gradients, sums.grad_norm, max_norm)
@@ -131,10 +137,8 @@ class Stepper:
 
     def _mean_loss(self, batches: "list[Batch]") -> float:
         count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
-        loss_sum = evaluate(self._stage, [DeviceBatch.of(batch, self._device) for batch in batches])
-        sums = torch.stack((loss_sum, torch.tensor(float(count), dtype=torch.float64, device=self._device)))
-        dist.all_reduce(sums, group=self._group)
-        return float(sums[0] / sums[1])
+        loss_sum = self._executor.evaluate([DeviceBatch.of(batch, self._device) for batch in batches])
+        return mean_over_ranks(loss_sum, count, self._layout)
 
 
 def _round_up(value: int, unit: int) -> int:
