@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.harness.configs import CONFIGS, FULL, GEMMA_ROPE, WINDOWED, Config, config, in_older_spelling, stretched
 from tests.spec.published_configs import PUBLISHED
@@ -463,3 +464,63 @@ def test_what_transformers_makes_of_any_config_is_what_was_read(said: Config) ->
         return
     event("both read")
     assert read(json.loads(theirs.to_json_string(use_diff=False))) == model
+
+
+FACTORS = st.sampled_from([1.0, 2.0, 3.5, 4.0])
+STRETCHES = st.one_of(
+    st.fixed_dictionaries({"kind": st.sampled_from(["linear", "dynamic"]), "factor": FACTORS}),
+    st.fixed_dictionaries(
+        {"kind": st.just("llama3"), "factor": FACTORS, "high_freq_factor": FACTORS.map(lambda x: x + 1)}
+    ),
+    st.fixed_dictionaries(
+        {"kind": st.just("yarn")},
+        optional={"factor": FACTORS, "truncate": st.booleans(), "mscale": FACTORS, "attention_factor": FACTORS},
+    ),
+    st.fixed_dictionaries(
+        {"kind": st.just("longrope"), "short_factor": st.just((1.0,) * 3), "long_factor": st.just((2.0,) * 3)},
+        optional={"factor": FACTORS, "original_max_position_embeddings": st.sampled_from([8, 64, 100])},
+    ),
+)
+SETTINGS: dict[str, st.SearchStrategy[Any]] = {
+    "family": st.sampled_from(SUPPORTED),
+    "hidden_size": st.sampled_from([24, 30]),
+    "head_dim": st.sampled_from([6, 8]),
+    "hidden_act": st.sampled_from(["silu", "gelu_pytorch_tanh"]),
+    "attention_bias": st.booleans(),
+    "attention_out_bias": st.booleans(),
+    "mlp_bias": st.booleans(),
+    "qk_norm": st.sampled_from(["none", "head", "full"]),
+    "norm_placement": st.sampled_from(["pre", "post", "both"]),
+    "sliding_window": st.one_of(st.none(), st.integers(1, 9)),
+    "global_layers": st.sampled_from([(), (0,), (2, 3), (3, 2, 1, 0)]),
+    "layers_without_rope": st.sampled_from([(), (1,)]),
+    "partial_rotary_factor": st.sampled_from([0.5, 1.0]),
+    "rope_local_theta": st.sampled_from([None, 1e3, 1e4]),
+    "rope_scaling": st.one_of(st.none(), STRETCHES),
+    "attention_multiplier": st.one_of(st.sampled_from([None, 7**-0.5, 1e-200, 1e200]), st.floats(1e-3, 1e3)),
+    "logits_scaling": st.floats(1e-3, 1e3),
+    "embedding_multiplier": st.sampled_from([1.0, 24**0.5, 30**0.5]),
+    "norm_is_offset": st.booleans(),
+}
+
+
+@st.composite
+def settings_of_models(draw: st.DrawFn) -> Config:
+    """Those of a family's model, of which up to two were changed."""
+    settings = read(CONFIGS[draw(st.sampled_from(sorted(CONFIGS)))]).model_dump()
+    changed = draw(st.lists(st.sampled_from(sorted(SETTINGS)), max_size=2, unique=True))
+    return settings | {key: draw(SETTINGS[key]) for key in changed}
+
+
+@given(settings_of_models())
+def test_what_is_written_of_any_model_is_opened_by_transformers(settings: Config) -> None:
+    """Or the model is refused with the name of what its family cannot say."""
+    transformers = pytest.importorskip("transformers")
+    try:
+        said = written(ModelSpec.model_validate(settings))
+    except (BadInput, ValidationError):
+        event("refused")
+        return
+    event("written")
+    theirs = transformers.AutoConfig.for_model(**said)
+    assert read(json.loads(theirs.to_json_string(use_diff=False))) == read(said)

@@ -90,6 +90,8 @@ def _unsaid(model: ModelSpec, name: str) -> list[str]:
     heads, hidden = model.num_attention_heads, model.hidden_size
     if family.heads_divide and hidden % heads:
         return [f"num_attention_heads={heads} that does not divide hidden_size={hidden}"]
+    if family.stretches_derived_heads and model.rope_scaling and model.head_width != hidden // heads:
+        return [f"a stretched rope with head_dim={model.head_width}, not hidden_size / num_attention_heads"]
     try:
         back = model_from_config(_network_keys(model, name), "")
     except BadInput as refusal:

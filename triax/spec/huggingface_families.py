@@ -51,6 +51,8 @@ class Family:
     """Weights that are rows of one tensor in the folder, in the order of the weights table."""
     heads_divide: bool = False
     """transformers refuses a ``hidden_size`` that ``num_attention_heads`` does not divide, whatever ``head_dim``."""
+    stretches_derived_heads: bool = False
+    """transformers counts the factors of a stretch by hidden_size / num_attention_heads, whatever ``head_dim``."""
 
 
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -101,6 +103,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "sliding_window": None,
         },
         rope_kinds=("longrope",),
+        stretches_derived_heads=True,
         fused={
             "self_attn.q_proj": "self_attn.qkv_proj",
             "self_attn.k_proj": "self_attn.qkv_proj",
