@@ -20,7 +20,7 @@ from triax.nn.decoder import Decoder
 from triax.parallel.execute import Microbatch
 from triax.parallel.shard import before_backward, release
 from triax.spec.layout import Layout
-from triax.spec.schedule import ScheduleTable
+from triax.spec.schedule import ScheduleTable, build
 
 
 class PipelineExecutor:
@@ -51,11 +51,11 @@ class PipelineExecutor:
         """See ``Executor.evaluate``."""
         count = len(batches)
         if count not in self._forward_only:
-            rows = (
-                [f"{stage}F{batch}" for batch in range(count) for stage in self._table.stages_of(rank)]
-                for rank in range(self._table.pp)
-            )
-            self._forward_only[count] = self._runtime("\n".join(map(",".join, rows)), count, None)
+            # The same order with as many microbatches; without a loss the runtime passes over its backwards.
+            table = build(self._table.name, self._table.pp, self._table.stages_per_rank, count)
+            runtime = self._runtime(table.to_csv(), count, None)
+            runtime.register_custom_function(_ComputationType.REDUCE_GRAD, _reduce_nothing)
+            self._forward_only[count] = runtime
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
         self._step(self._forward_only[count], batches)
         for stage in self._stages:
@@ -96,6 +96,10 @@ class PipelineExecutor:
             if stage.is_last and not is_training:
                 self._total += torch.stack(stage.output_chunks).sum()
             stage.clear_runtime_states()
+
+
+def _reduce_nothing(action: _Action, ctx: Any) -> None:
+    """Do nothing: a forward leaves no gradient to reduce."""
 
 
 def _mark_unsharded(action: _Action, ctx: Any) -> None:
