@@ -77,6 +77,13 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, ending: str) -> None:
         read(tmp_path / f"a.txt{ending}", TEXT.encode())
 
 
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
+def test_an_archive_under_another_name_is_recognised(tmp_path: Path, ending: str) -> None:
+    for name, file_format in (("a.txt", "text"), ("a.jsonl", "jsonl"), ("a.csv", "csv")):
+        with pytest.raises(BadInput, match=rf"{name} looks like \w+: give its name the ending \{ending}\."):
+            read(tmp_path / name, CODECS[ending](TEXT.encode()), file_format)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
 def test_a_damaged_archive_is_refused(tmp_path: Path, ending: str) -> None:
     whole = bytearray(CODECS[ending](TEXT.encode()))

@@ -17,6 +17,9 @@ from triax.errors import BadInput
 ARCHIVE_NAMES: Final = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 """The endings of compressed files and what their kind is called."""
 
+ARCHIVE_MARKS: Final = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+"""What compressed files begin with, where that is no text."""
+
 _BLOCK_BYTES: Final = 1 << 18
 
 

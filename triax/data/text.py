@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
 
-from triax.data.archive import is_compressed, opened
+from triax.data.archive import ARCHIVE_MARKS, ARCHIVE_NAMES, is_compressed, opened
 from triax.data.pieces import PIECE_CHARS, SPAN_BYTES, Piece, SourceFile, Span, cut
 from triax.errors import BadInput
 
@@ -105,6 +105,9 @@ def _is_visible(start: bytes) -> bool:
 def bad_encoding(path: Path, offset: int, block: bytes, line: int | None = None) -> BadInput:
     """Return what is said of a byte that is not UTF-8; ``block`` starts with the first bytes of the file or line."""
     where = f"at byte {offset:,}" if line is None else f"at byte {offset:,}, in line {line:,}"
+    for mark, ending in ARCHIVE_MARKS.items():
+        if offset < len(mark) and block.startswith(mark):
+            return BadInput(f"{path} looks like {ARCHIVE_NAMES[ending]}: give its name the ending {ending}.")
     is_utf16 = offset == 0 and block.startswith(_UTF16_MARKS)
     encoding = "UTF-16" if is_utf16 else "ITS_ENCODING"
     seems = "looks like UTF-16" if is_utf16 else "is not UTF-8"
