@@ -1,17 +1,24 @@
 """How fast do text become tokens, sample numbers become sequences, and sequences become microbatches?
 
-    python -m benchmarks.data [--json FILE]
+    python -m benchmarks.data [--json FILE] [--large 1GB]
 
 The text is that of the Python standard library's own sources. Rates are the best of some repetitions, as another
 program on the machine can only make them worse; the tokenizer library is timed on the same texts, in turns with triax.
+``--large`` prepares a corpus of that size once more, as a command does: by all cores, with the memory of all processes
+watched, next to the library alone.
 """
 
 import argparse
 import json
+import resource
+import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +31,7 @@ from triax.data.order import SampleOrder
 from triax.data.pieces import SourceFile
 from triax.data.prepare import prepare
 from triax.data.tokenizer import load_tokenizer
+from triax.units import parse_bytes
 
 REPETITIONS = 3
 LOOK_UPS = 100
@@ -113,13 +121,78 @@ def batching(folder: Path) -> dict[str, float]:
     }
 
 
+_PREPARE = """
+import sys
+from pathlib import Path
+from triax.data.files import find_files
+from triax.data.prepare import prepare
+from triax.data.tokenizer import load_tokenizer
+if __name__ == "__main__":
+    prepare(find_files([sys.argv[1]]), load_tokenizer(sys.argv[2]), Path(sys.argv[3]))
+"""
+
+
+def large(folder: Path, num_bytes: int) -> dict[str, float]:
+    """Rate, memory and cores of preparing ``num_bytes`` of JSONL, and the library's rate on its first texts."""
+    bpe = train_bpe(library_sources(), folder)
+    texts = [file.path.read_text(encoding="utf-8") for file in library_sources()]
+    rows, written = folder / "large.jsonl", 0
+    with rows.open("w", encoding="utf-8") as out:
+        for number in count():
+            written += out.write(json.dumps({"id": number, "text": texts[number % len(texts)]}) + "\n")
+            if written >= num_bytes:
+                break
+    library = Tokenizer.from_file(str(bpe))
+    batches = [texts[first : first + 64] for first in range(0, len(texts), 64)]
+    alone_s, before = best_s(lambda: [library.encode_batch_fast(batch) for batch in batches])[0], usage_s()
+    started = time.perf_counter()
+    words = [sys.executable, "-c", _PREPARE, str(rows), str(bpe), str(folder / "large")]
+    peak_bytes = 0
+    with subprocess.Popen(words) as process:
+        while process.poll() is None:
+            peak_bytes = max(peak_bytes, resident_bytes(process.pid))
+            time.sleep(0.05)
+    wall_s = time.perf_counter() - started
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return {
+        "large_text_bytes": written,
+        "large_prepare_bytes_per_s": written / wall_s,
+        "large_library_bytes_per_s": sum(len(text.encode()) for text in texts) / alone_s,
+        "large_peak_resident_bytes": peak_bytes,
+        "large_cores_busy": (usage_s() - before) / wall_s,
+    }
+
+
+def usage_s() -> float:
+    """Seconds that all cores together worked for processes which this one started and which ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process and all that it started; pages that several have mapped count for each."""
+    total = 0
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                total += int(line.split()[1]) << 10
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            total += resident_bytes(int(child))
+    return total
+
+
 def main() -> None:
     """Measure, print, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures there, too")
+    parser.add_argument("--large", type=parse_bytes, metavar="SIZE", help="prepare so much text once, and nothing else")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        measured = preparing(Path(folder)) | seeking() | batching(Path(folder))
+        if arguments.large is not None:
+            measured = large(Path(folder), arguments.large)
+        else:
+            measured = preparing(Path(folder)) | seeking() | batching(Path(folder))
     for name, value in measured.items():
         print(f"{name:42} {value:.4g}")
     if arguments.json is not None:
