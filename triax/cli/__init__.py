@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import typer.main
@@ -34,6 +34,9 @@ Overrides = Annotated[
 LayoutOption = Annotated[
     str | None, typer.Option("--layout", metavar='"dp_shard=4 zero=3"', help="Short for layout.KEY=VALUE overrides.")
 ]
+
+_MOST_DRAWN: Final = 1 << 16
+"""Forwards in the picture of a schedule."""
 
 
 def main() -> None:
@@ -155,6 +158,12 @@ def schedule(
 
     if stages_per_rank is None:
         stages_per_rank = 1 if name not in SCHEDULES or not legal(name, pp, 1, microbatches) else 2
+    forwards = pp * stages_per_rank * microbatches
+    if forwards > _MOST_DRAWN:
+        raise BadInput(
+            f"a picture of {forwards:,} forwards is one that nobody reads: draw at most {_MOST_DRAWN:,}, which is pp x "
+            f"stages per rank x microbatches."
+        )
     table = build(name, pp, stages_per_rank, microbatches)
     timeline = price(table)
     print(draw(table, timeline))
