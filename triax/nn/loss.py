@@ -44,7 +44,13 @@ class Vocabulary:
         return logits_BSV
 
 
-def cross_entropy_sum(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, vocabulary: Vocabulary) -> Tensor:
+WHOLE_VOCABULARY: Final = Vocabulary()
+"""All of it on one device; it holds no state."""
+
+
+def cross_entropy_sum(
+    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, vocabulary: Vocabulary = WHOLE_VOCABULARY
+) -> Tensor:
     """Return the summed cross-entropy (a scalar in at least fp32) of ``hidden @ head.T`` against ``labels``.
 
     ``head`` holds the rows of ``vocabulary`` that are here; the loss is over all of it, and the gradient of ``hidden``
