@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -107,10 +108,11 @@ def torchrun(*words: object) -> list[str]:
 
 
 def started(command: list[str], cwd: Path, env: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-    """Start a command with its output in pipes."""
+    """Start a command with its output in pipes, in a process group of its own."""
     return subprocess.Popen(
         command, cwd=cwd, env=environment() if env is None else dict(env), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -119,7 +121,7 @@ def ended(process: "subprocess.Popen[str]", timeout_s: float = 120) -> Told:
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
         raise AssertionError(f"still running after {timeout_s:g} s; it said:\n{out}\n{err}") from None
     return Told(process.returncode, out, err)

@@ -1,6 +1,7 @@
 """The command line: each verb says what it does, imports what it needs, and turns trouble into one sentence."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,10 @@ _MOST_DRAWN: Final = 1 << 16
 
 def main() -> None:
     """The command ``triax``: run the command line of this process and leave with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # The command is over; Ctrl-C once more would only show what Python still tidies up.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def run(words: Sequence[str]) -> int:

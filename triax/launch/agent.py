@@ -7,11 +7,13 @@ arguments, and every worker is then a fork of it.
 import logging
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Thread
 from typing import Final, TypeVar
 
@@ -21,6 +23,9 @@ Order = TypeVar("Order")
 
 REQUEUE: Final = 75
 """Exit code of a worker that was asked to stop and saved its state (EX_TEMPFAIL)."""
+
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+"""What asks a run for its end, besides a terminal that goes away."""
 
 _TOLD: Final = (1, 2, 3, REQUEUE)
 """Exit codes of workers that have said themselves why they left."""
@@ -32,7 +37,9 @@ def warm_up(*modules: str, num_ranks: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // num_ranks, 1)))
     multiprocessing.set_forkserver_preload(list(modules))
     try:
-        multiprocessing.forkserver.ensure_running()
+        for start in (multiprocessing.resource_tracker.ensure_running, multiprocessing.forkserver.ensure_running):
+            with _held_back():
+                start()
     except OSError as error:
         raise _no_scratch(error) from None
 
@@ -41,9 +48,9 @@ def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shu
     """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return the exit code.
 
     0: all ended well. Otherwise the code of the worker that failed first: 2 bad input, 3 stopped by the guard, 75 asked
-    to stop and saved, 1 anything else. A signal to this process that asks for an end reaches every worker, which has
-    ``shutdown_s`` seconds to save; so it has where this process dies. Raises TriaxError where a worker died without a
-    word, and where there is no room for what the processes tell each other.
+    to stop and saved, 1 anything else. A signal to this process that asks for an end reaches every worker as SIGTERM,
+    and it has ``shutdown_s`` seconds to save; so it has where this process dies. Raises TriaxError where a worker died
+    without a word, and where there is no room for what the processes tell each other.
     """
     # torchelastic's shared store serves a restarted rank the addresses of the attempt before (pytorch#135712).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -54,12 +61,12 @@ def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shu
 
     _silence("torch.distributed.elastic", "torch.multiprocessing.spawn")
     try:
-        with _scratch_folder() as scratch:
+        with _scratch_folder() as scratch, _raised_once(SignalException):
             config = LaunchConfig(
                 min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id="triax", max_restarts=0,
                 rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="forkserver", monitor_interval=0.1,
                 logs_specs=DefaultLogsSpecs(log_dir=scratch), shutdown_timeout=shutdown_s, local_addr="localhost",
-                signals_to_handle=",".join(_signals_passed_on()),
+                signals_to_handle="SIGQUIT",
             )  # fmt: skip
             elastic_launch(config, _be_worker)(work, order, shutdown_s)
     except ChildFailedError as error:
@@ -88,11 +95,41 @@ def _follow_parent(shutdown_s: int) -> None:
     os._exit(1)
 
 
-def _signals_passed_on() -> list[str]:
-    """Return the signals that reach the workers through this process. A hang-up that is ignored (``nohup``) is not one
-    of them: torchelastic would end the run for it."""
-    names = ["SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1"]
-    return names if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [*names, "SIGHUP"]
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """Hold back the signals that ask for an end, in the body of the ``with`` and in the processes that it starts.
+
+    Schedulers send them to whole groups. The fork server must outlive the workers, or nobody learns how they ended;
+    workers inherit this and take what has come meanwhile as soon as they can answer it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDS, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _raised_once(exception: "Callable[[str, signal.Signals], Exception]") -> Iterator[None]:
+    """Let the first signal that asks for an end raise ``exception``, which torchelastic understands, and no other: what
+    comes while workers save, such as Ctrl-C once more, must not cut that short. SIGQUIT still does.
+
+    A hang-up that is ignored (``nohup``) stays ignored.
+    """
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = _ENDS if is_nohup else (*_ENDS, signal.SIGHUP)
+
+    def leave(number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        raise exception(f"{signal.Signals(number).name} asks for an end", signal.SIGTERM)
+
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _scratch_folder() -> "tempfile.TemporaryDirectory[str]":

@@ -41,10 +41,14 @@ def raised_by_signals(error: Exception) -> Iterator[None]:
 
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let ``handler`` have the signals for the body of the ``with``; a hang-up that is ignored (``nohup``) stays so."""
+    """Let ``handler`` have the signals for the body of the ``with``; a hang-up that is ignored (``nohup``) stays so.
+
+    What a parent held back until this process could answer comes now.
+    """
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     wanted = [number for number in _SIGNALS if not (is_nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, handler) for number in wanted}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     try:
         yield
     finally:
