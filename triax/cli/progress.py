@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from triax.spec.run import Run
-
 if TYPE_CHECKING:
     from triax.data.corpus import Corpus
+    from triax.spec.run import Run
 
 
 @contextmanager
@@ -24,7 +23,7 @@ def bar_of_bytes(what: str, *, quiet: bool = False) -> Iterator[Callable[[int, i
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def preparing(run: Run, *, quiet: bool = False, num_processes: int | None = None) -> "Corpus":
+def preparing(run: "Run", *, quiet: bool = False, num_processes: int | None = None) -> "Corpus":
     """Return the tokens of ``run``, with a bar on standard error where it is a terminal."""
     from triax.train.corpus import prepare_tokens
 

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from triax.cli.progress import bar_of_bytes
-
 tokenizer_app = typer.Typer(help="Make a tokenizer.")
 
 
@@ -29,6 +27,7 @@ def train_on_files(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Train a byte-level BPE on FILES and write tokenizer.json and tokenizer_config.json into DIR."""
+    from triax.cli.progress import bar_of_bytes
     from triax.data.files import find_files
     from triax.data.train_tokenizer import train_tokenizer
     from triax.spec.data import SourceSpec
