@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from triax.cli.huggingface import huggingface_app
+from triax.cli.schedule import schedule_app
 from triax.errors import BadInput, TriaxError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
 app.add_typer(huggingface_app)
+app.add_typer(schedule_app)
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file, or a plan.json where a verb takes one.")]
 Overrides = Annotated[
@@ -88,24 +90,6 @@ def generate(
     for piece in writer.write(prompt, max_tokens, Sampling(temperature, top_k, seed)):
         print(piece, end="", flush=True)
     print()
-
-
-@app.command()
-def schedule(
-    name: Annotated[str, typer.Argument(help="GPipe, 1F1B, Interleaved1F1B, ZBVZeroBubble, ...")],
-    pp: Annotated[int, typer.Option(min=1, max=256, help="Pipeline ranks.")],
-    microbatches: Annotated[int, typer.Option(min=1, max=4096, help="Microbatches of a step.")],
-    stages_per_rank: Annotated[int | None, typer.Option(min=1, max=64, help="Absent: 1 or 2, as the schedule.")] = None,
-) -> None:
-    """Draw a pipeline schedule and its bubbles, a backward taking twice a forward."""
-    from triax.spec.schedule import SCHEDULES, build, draw, legal, price
-
-    if stages_per_rank is None:
-        stages_per_rank = 1 if name not in SCHEDULES or not legal(name, pp, 1, microbatches) else 2
-    table = build(name, pp, stages_per_rank, microbatches)
-    timeline = price(table)
-    print(draw(table, timeline))
-    print(f"bubble: {timeline.mean_bubble_fraction:.1%} of the time of all ranks")
 
 
 @checkpoint_app.command("list")

@@ -120,16 +120,21 @@ def _tokens(plan: Plan, quiet: bool) -> "TokenStore":
 
 def _train_here(plan: Plan, folder: "RunFolder", tokens: "TokenStore", quiet: bool) -> int:
     from triax.launch.agent import REQUEUE, run_workers
+    from triax.train.places import explanation, make_places
     from triax.train.worker import Order, train_as_rank, work
 
-    order = Order(plan.model_dump_json(), str(folder.path), str(tokens.folder), quiet)
     ranks = plan.cluster.num_cards
     if ranks == 1:
-        return train_as_rank(order)
-    code = run_workers(work, order, ranks, shutdown_s=int(plan.run.train.timeout_s))
-    if code == REQUEUE and not folder.stopped.exists():
+        return train_as_rank(Order(plan.model_dump_json(), str(folder.path), str(tokens.folder), quiet))
+    places = make_places(folder.places, ranks)
+    order = Order(plan.model_dump_json(), str(folder.path), str(tokens.folder), quiet, str(folder.places))
+    ended = run_workers(work, order, ranks, shutdown_s=int(plan.run.train.timeout_s))
+    if ended.code == REQUEUE and not folder.stopped.exists():
         raise TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
-    return code
+    reason = explanation(places, plan.layout, ended.killed) if ended.code == 1 else ""
+    if reason:
+        raise TriaxError(f"{reason} Start the same command again to go on from the newest checkpoint.")
+    return ended.code
 
 
 def _train_as_started(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> int:

@@ -10,10 +10,9 @@ import multiprocessing.forkserver
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
-
-from triax.errors import TriaxError
 
 Order = TypeVar("Order")
 
@@ -29,12 +28,21 @@ def warm_up(*modules: str, num_ranks: int) -> None:
     multiprocessing.forkserver.ensure_running()
 
 
-def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shutdown_s: int) -> int:
-    """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return the exit code.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the workers ended."""
 
-    0: all ended well. Otherwise the code of the worker that failed first: 2 bad input, 3 stopped by the guard, 75 asked
-    to stop and saved, 1 anything else. SIGTERM and SIGINT to this process reach every worker, which has ``shutdown_s``
-    seconds to save.
+    code: int
+    """0: all ended well. Otherwise the code of the worker that tells most: 2 bad input, 3 stopped by the guard, 75
+    asked to stop and saved, 1 anything else."""
+    killed: Mapping[int, str] = field(default_factory=dict)
+    """Local ranks that a signal ended and not this process, each with the signal's name."""
+
+
+def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shutdown_s: int) -> Ended:
+    """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return how they ended.
+
+    SIGTERM and SIGINT to this process reach every worker, which has ``shutdown_s`` seconds to save.
     """
     # torchelastic's shared store serves a restarted rank the addresses of the attempt before (pytorch#135712).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -53,10 +61,10 @@ def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shu
         try:
             elastic_launch(config, work)(order)
         except ChildFailedError as error:
-            return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
+            return _ended({rank: failure.exitcode for rank, failure in error.failures.items()})
         except SignalException:
-            return REQUEUE
-    return 0
+            return Ended(REQUEUE)
+    return Ended(0)
 
 
 def _silence(*prefixes: str) -> None:
@@ -67,16 +75,7 @@ def _silence(*prefixes: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _exit_code(codes: "dict[int, int]") -> int:
-    """Return the exit code that tells most, given that of each failed rank; a rank that was killed is named."""
-    for code in (2, 3, REQUEUE):
-        if code in codes.values():
-            return code
-    killed = {rank: -code for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
-    if killed:
-        rank, number = next(iter(killed.items()))
-        raise TriaxError(
-            f"rank {rank} was killed by {signal.Signals(number).name}; start the same command again to go on from the "
-            f"newest checkpoint."
-        )
-    return 1
+def _ended(codes: "dict[int, int]") -> Ended:
+    """Return how workers ended that left with ``codes``, by local rank; a code below zero is a signal."""
+    killed = {rank: signal.Signals(-code).name for rank, code in codes.items() if code < 0 and -code != signal.SIGTERM}
+    return Ended(next((code for code in (2, 3, REQUEUE) if code in codes.values()), 1), killed)

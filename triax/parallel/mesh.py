@@ -1,8 +1,8 @@
 """How do torch's device meshes mirror the rank grid of a Layout?
 
-Groups are made here and not by torch's DeviceMesh, which would give them torch's patience of half an hour: a group waits
-for a peer as long as the default group does, ``train.timeout_s``. It must be said when a group is made; gloo's receives
-do not heed a later change.
+Groups are made here and not by torch's DeviceMesh, which would give them torch's patience of half an hour: a group
+waits for a peer as long as the default group does, ``train.timeout_s``. It must be said when a group is made, since
+gloo's receives do not heed a later change.
 """
 
 from collections.abc import Iterable, Sequence

@@ -18,9 +18,10 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 
 from triax.nn.decoder import Decoder
 from triax.parallel.execute import Microbatch
+from triax.parallel.progress import Progress
 from triax.parallel.shard import before_backward, release
 from triax.spec.layout import Layout
-from triax.spec.schedule import ScheduleTable
+from triax.spec.schedule import Action, ScheduleTable
 
 
 class PipelineExecutor:
@@ -28,11 +29,13 @@ class PipelineExecutor:
 
     def __init__(
         self, table: ScheduleTable, stages: Sequence[Decoder], layout: Layout, mesh: DeviceMesh, seq_len: int,
-        compute_dtype: torch.dtype, device: torch.device,
+        compute_dtype: torch.dtype, device: torch.device, progress: Progress,
     ) -> None:  # fmt: skip
         """``stages`` are those of this rank, in the order of ``table.stages_of``."""
         self._table, self._stages, self._layout, self._device = table, stages, layout, device
+        self._progress = progress
         self._group = mesh["pp"].get_group()
+        self._actions = tuple(table.actions(self._group.rank()))
         self._shapes = _Shapes(layout, seq_len, stages[0].model.hidden_size, compute_dtype)
         self._scale = torch.ones((), device=device)
         self._total = torch.zeros((), dtype=torch.float64, device=device)
@@ -43,6 +46,7 @@ class PipelineExecutor:
         """See ``Executor.execute``."""
         self._scale = scale
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._progress.follow(self._actions)
         self._step(self._training, batches)
         return self._total
 
@@ -57,6 +61,8 @@ class PipelineExecutor:
             )
             self._forward_only[count] = self._runtime("\n".join(map(",".join, rows)), count, None)
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
+        mine = self._table.stages_of(self._group.rank())
+        self._progress.follow([Action(stage, "F", batch) for batch in range(count) for stage in mine])
         self._step(self._forward_only[count], batches)
         for stage in self._stages:
             release(stage)
@@ -64,9 +70,12 @@ class PipelineExecutor:
 
     def _runtime(self, csv: str, microbatches: int, loss: Callable[..., Tensor] | None) -> _PipelineScheduleRuntime:
         stages = [
-            ZeroStage(stage, index, self._table.num_stages, self._device, self._group, self._layout.zero, self._shapes)
+            ZeroStage(
+                stage, index, self._table.num_stages, self._device, self._group, self._layout.zero, self._shapes,
+                self._progress,
+            )
             for index, stage in zip(self._table.stages_of(self._group.rank()), self._stages, strict=True)
-        ]
+        ]  # fmt: skip
         runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
         for stage in stages:
             stage.has_backward = loss is not None  # torch sets it in its own step(), which cuts batches its own way
@@ -122,7 +131,7 @@ class _Shapes:
 
 
 class ZeroStage(PipelineStage):
-    """A stage whose gradients are reduced, and weights kept or dropped, as its ZeRO stage says.
+    """A stage whose gradients are reduced, and weights kept or dropped, as its ZeRO stage says; it tells its progress.
 
     torch's own keeps everything until the end of the step, which is stage 1 (and 0). Here stages 2 and 3 reduce after
     each backward; where a schedule splits backwards, after the part that makes the gradients of weights.
@@ -130,7 +139,7 @@ class ZeroStage(PipelineStage):
 
     def __init__(
         self, module: Decoder, index: int, num_stages: int, device: torch.device, group: dist.ProcessGroup, zero: int,
-        shapes: _Shapes,
+        shapes: _Shapes, progress: Progress,
     ) -> None:  # fmt: skip
         is_first, is_last = index == 0, index == num_stages - 1
         super().__init__(
@@ -138,7 +147,34 @@ class ZeroStage(PipelineStage):
             input_args=shapes.tokens if is_first else shapes.hidden,
             output_args=shapes.loss if is_last else shapes.hidden,
         )  # fmt: skip
-        self._zero = zero
+        self._zero, self._progress = zero, progress
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run one forward, whose inputs have arrived."""
+        self._progress.begin(Action(self.stage_index, "F", fwd_chunk_id))
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._progress.end()
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Run one backward, or its first part, whose inputs have arrived."""
+        self._progress.begin(Action(self.stage_index, "B" if full_backward else "I", bwd_chunk_id))
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        self._progress.end()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the second part of one backward."""
+        self._progress.begin(Action(self.stage_index, "W", bwd_chunk_id))
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._progress.end()
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce what gradients were not reduced in the backwards."""
+        self._progress.enter_phase(f"reducing the gradients of stage {self.stage_index}")
+        super().perform_reduce_grad(grad_scale_factor)
+        self._progress.wait()
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
