@@ -159,7 +159,7 @@ def train_on_one_device(run: Run, steps: int) -> Trained:
         loss = _plain_loss(model, DTYPES[run.precision.compute], sequences, samples)
         loss.backward()
         limit = run.optimizer.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf") if limit is None else limit)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit or float("inf"))
         if not first:
             first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
