@@ -183,17 +183,20 @@ class ZeroStage(PipelineStage):
         if self._zero < 2:
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         module = cast(Decoder, self.submod)
-        reduces = backward_type != "input"
-        before_backward(module, self._zero if reduces else 1, is_last_microbatch=reduces and last_backward)
         if backward_type == "full":
+            before_backward(module, self._zero, is_last_microbatch=last_backward)
             return stage_backward(
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
             ), None
+        # Nothing is reduced or dropped before both parts are through: where activations are recomputed, the gradients of
+        # weights come in several passes, and each needs the weights gathered.
+        before_backward(module, 1, is_last_microbatch=False)
         if backward_type == "input":
             return stage_backward_input(
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"], module.parameters()
             )
         result = stage_backward_weight(module.parameters(), bwd_kwargs["param_groups"]), None
+        before_backward(module, self._zero, is_last_microbatch=last_backward)
         # Gradients of weights come without the hooks that would reduce them.
         for state in fully_shard.state(module)._state_ctx.all_states:  # type: ignore[attr-defined]
             for group in state._fsdp_param_groups:
