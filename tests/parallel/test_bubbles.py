@@ -25,13 +25,13 @@ from triax.spec.schedule import Slot, Timeline, build, executed_table, price, sc
 from triax.train.step import DeviceBatch
 
 CPU = torch.device("cpu")
-FORWARD_S: Final = 0.024
+FORWARD_S: Final = 0.03
 """Of a stage; its backward takes twice as long, and each part of it as long."""
 
 SECONDS: Final = {"F": FORWARD_S, "B": 2 * FORWARD_S, "I": FORWARD_S, "W": FORWARD_S}
 KINDS: Final = {"full": "B", "input": "I", "weight": "W"}
 BATCH, LENGTH, WIDTH = 1, 8, 16
-STEPS = 3
+STEPS, ATTEMPTS = 3, 6
 
 
 class SleepingStage(nn.Module):
@@ -128,29 +128,48 @@ def cost(slot: Slot) -> float:
 
 @dataclass(frozen=True)
 class Bubble:
-    """Idle time as a part of all ranks' time."""
+    """Idle time as a part of all ranks' time, in the shortest step of several."""
 
     measured: float
     priced: float
+    step_s: float
 
     @property
     def agrees(self) -> bool:
         return abs(self.measured - self.priced) <= max(0.15 * self.priced, 0.03)
 
 
-def bubbles(layouts: list[Layout]) -> dict[tuple[str, int], Bubble]:
-    """Measure and price every layout, by name of the schedule and number of microbatches."""
-    by_rank = run_ranks(sleep_through, layouts[0].pp, layouts, timeout_s=280.0)
+Found = dict[tuple[str, int], Bubble]
+"""By name of the schedule and number of microbatches."""
+
+
+def bubbles(layouts: list[Layout]) -> Found:
+    """Measure and price every layout; those that disagree again, since a busy machine may lengthen every step."""
+    found: Found = {}
+    for _ in range(ATTEMPTS):
+        again = [layout for layout in layouts if (key := key_of(layout)) not in found or not found[key].agrees]
+        if again:
+            for key, bubble in measure(again).items():
+                found[key] = min(found.get(key, bubble), bubble, key=lambda bubble: bubble.step_s)
+    for key, bubble in found.items():
+        print(key, bubble)
+    assert [key for key, bubble in found.items() if not bubble.agrees] == [], found
+    return found
+
+
+def key_of(layout: Layout) -> tuple[str, int]:
+    return layout.schedule, layout.microbatches
+
+
+def measure(layouts: list[Layout]) -> Found:
+    by_rank = run_ranks(sleep_through, layouts[0].pp, layouts, timeout_s=200.0)
     found = {}
     for layout, of_ranks in zip(layouts, zip(*by_rank, strict=True), strict=True):
         timelines = [timeline_of([m.steps[step] for m in of_ranks], layout) for step in range(STEPS)]
         shortest = min(timelines, key=lambda timeline: timeline.makespan_s)
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
-        send_s = of_ranks[0].send_s
-        priced = price(table, cost, send_s)
-        bubble = Bubble(shortest.mean_bubble_fraction, priced.mean_bubble_fraction)
-        print(f"{layout.schedule} pp={layout.pp} microbatches={layout.microbatches} send {send_s:.4f} s: {bubble}")
-        found[layout.schedule, layout.microbatches] = bubble
+        priced = price(table, cost, of_ranks[0].send_s)
+        found[key_of(layout)] = Bubble(shortest.mean_bubble_fraction, priced.mean_bubble_fraction, shortest.makespan_s)
     return found
 
 
@@ -165,7 +184,6 @@ def timeline_of(ranks: list[ActionTimes], layout: Layout) -> Timeline:
 
 def test_a_few_schedules_idle_as_priced() -> None:
     found = bubbles([layout_of(name, 2, count) for name, count in (("1F1B", 3), ("1F1B", 6), ("ZBVZeroBubble", 3))])
-    assert [key for key, bubble in found.items() if not bubble.agrees] == [], found
     assert found["1F1B", 6].measured < found["1F1B", 3].measured
     assert found["ZBVZeroBubble", 3].measured < found["1F1B", 3].measured
 
@@ -176,7 +194,6 @@ def test_every_schedule_idles_as_priced(pp: int) -> None:
     names = ["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
     few, many = pp, 2 * pp
     found = bubbles([layout_of(name, pp, count) for name in names for count in (few, many)])
-    assert [key for key, bubble in found.items() if not bubble.agrees] == [], found
     for name in names:
         assert found[name, many].measured < found[name, few].measured, name
     for name in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"):

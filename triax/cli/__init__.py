@@ -9,6 +9,7 @@ import typer
 
 from triax.cli.huggingface import huggingface_app
 from triax.cli.schedule import schedule_app
+from triax.cli.verify import verify_app
 from triax.errors import BadInput, TriaxError
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(config_app, name="config")
 app.add_typer(huggingface_app)
 app.add_typer(schedule_app)
+app.add_typer(verify_app)
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file, or a plan.json where a verb takes one.")]
 Overrides = Annotated[

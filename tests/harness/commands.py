@@ -1,0 +1,88 @@
+"""How does a test call ``triax`` in its own process, with ranks that are forks and know what the test patched?"""
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from triax.cli import main
+from triax.launch.agent import Ended, _ended
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def triax(words: Sequence[str], capfd: pytest.CaptureFixture[str]) -> Said:
+    """Run ``triax WORDS`` and return how it ended."""
+    before = sys.argv
+    sys.argv = ["triax", *words]
+    try:
+        main()
+        code: Any = 0
+    except SystemExit as error:
+        code = error.code or 0
+    finally:
+        sys.argv = before
+    said = capfd.readouterr()
+    return Said(code, said.out, said.err)
+
+
+def fork_workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Start ranks as forks of this process for the rest of the test, with what it has patched; return a list that grows
+    by the number of ranks of each start.
+
+    torchelastic's fork server would know nothing of the test. The rest is as there: the environment of torchrun, and
+    the exit codes.
+    """
+    started: list[int] = []
+
+    def run_workers(work: Callable[[Any], None], order: Any, num_ranks: int, shutdown_s: int) -> Ended:
+        started.append(num_ranks)
+        context = multiprocessing.get_context("fork")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        ranks = [
+            context.Process(target=_be_worker, args=(work, order, rank, num_ranks, port)) for rank in range(num_ranks)
+        ]
+        try:
+            for process in ranks:
+                process.start()
+            for process in ranks:
+                process.join(120)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.join()
+        codes = {rank: process.exitcode for rank, process in enumerate(ranks) if process.exitcode}
+        return _ended(codes) if codes else Ended(0)
+
+    monkeypatch.setattr("triax.launch.agent.run_workers", run_workers)
+    monkeypatch.setattr("triax.launch.agent.warm_up", lambda *modules, num_ranks: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return started
+
+
+def _be_worker(work: Callable[[Any], None], order: Any, rank: int, num_ranks: int, port: int) -> None:
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    os.environ.update({name: str(place) for name, place in places.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    work(order)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
