@@ -5,7 +5,8 @@ API are private: everything that touches them is in this file, and a contract te
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from itertools import product
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _add_send_recv,
+    _add_unshard_reshard,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
 
 from triax.nn.decoder import Decoder
 from triax.parallel.execute import Microbatch
@@ -22,6 +29,9 @@ from triax.parallel.progress import Progress
 from triax.parallel.shard import before_backward, release
 from triax.spec.layout import Layout
 from triax.spec.schedule import Action, ScheduleTable
+
+_MOST_FORWARDS_PER_RANK: Final = 4
+"""Microbatches of an evaluation that are under way at once, for each pipeline rank (*assumed*): a fifth is idle."""
 
 
 class PipelineExecutor:
@@ -39,7 +49,10 @@ class PipelineExecutor:
         self._shapes = _Shapes(layout, seq_len, stages[0].model.hidden_size, compute_dtype)
         self._scale = torch.ones((), device=device)
         self._total = torch.zeros((), dtype=torch.float64, device=device)
-        self._training = self._runtime(table.to_csv(), layout.microbatches, self._scaled_loss)
+        self._training = self._runtime(layout.microbatches, self._scaled_loss)
+        rows = enumerate(table.to_csv().splitlines())
+        actions = {rank: [_Action.from_str(word) for word in row.split(",")] for rank, row in rows}
+        self._training._prepare_schedule_with_comms(actions)
         self._forward_only: dict[int, _PipelineScheduleRuntime] = {}
 
     def execute(self, batches: Sequence[Microbatch], scale: Tensor) -> Tensor:
@@ -53,22 +66,25 @@ class PipelineExecutor:
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Microbatch]) -> Tensor:
         """See ``Executor.evaluate``."""
-        count = len(batches)
-        if count not in self._forward_only:
-            rows = (
-                [f"{stage}F{batch}" for batch in range(count) for stage in self._table.stages_of(rank)]
-                for rank in range(self._table.pp)
-            )
-            self._forward_only[count] = self._runtime("\n".join(map(",".join, rows)), count, None)
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
-        mine = self._table.stages_of(self._group.rank())
-        self._progress.follow([Action(stage, "F", batch) for batch in range(count) for stage in mine])
-        self._step(self._forward_only[count], batches)
+        # torch keeps what stages hand on until the end, so that a long list is walked in parts.
+        most = _MOST_FORWARDS_PER_RANK * self._table.pp
+        for first in range(0, len(batches), most):
+            self._forward(batches[first : first + most])
         for stage in self._stages:
             release(stage)
         return self._total
 
-    def _runtime(self, csv: str, microbatches: int, loss: Callable[..., Tensor] | None) -> _PipelineScheduleRuntime:
+    def _forward(self, batches: Sequence[Microbatch]) -> None:
+        count = len(batches)
+        if count not in self._forward_only:
+            self._forward_only[count] = self._runtime(count, None)
+            _prepare_forwards(self._forward_only[count], self._table, count)
+        mine = self._table.stages_of(self._group.rank())
+        self._progress.follow([Action(stage, "F", batch) for stage in mine for batch in range(count)])
+        self._step(self._forward_only[count], batches)
+
+    def _runtime(self, microbatches: int, loss: Callable[..., Tensor] | None) -> _PipelineScheduleRuntime:
         stages = [
             ZeroStage(
                 stage, index, self._table.num_stages, self._device, self._group, self._layout.zero, self._shapes,
@@ -79,9 +95,6 @@ class PipelineExecutor:
         runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
         for stage in stages:
             stage.has_backward = loss is not None  # torch sets it in its own step(), which cuts batches its own way
-        rows = csv.splitlines()
-        actions = {rank: [_Action.from_str(word) for word in row.split(",")] for rank, row in enumerate(rows)}
-        runtime._prepare_schedule_with_comms(actions)
         if self._layout.zero == 3:
             # Each layer is gathered when its turn comes; torch would gather the whole stage for the whole step.
             runtime.register_custom_function(_ComputationType.UNSHARD, _mark_unsharded)
@@ -105,6 +118,19 @@ class PipelineExecutor:
             if stage.is_last and not is_training:
                 self._total += torch.stack(stage.output_chunks).sum()
             stage.clear_runtime_states()
+
+
+def _prepare_forwards(runtime: _PipelineScheduleRuntime, table: ScheduleTable, count: int) -> None:
+    """Give ``runtime`` the forwards of ``count`` microbatches; torch's own preparation refuses them alone."""
+    owners = dict(enumerate(table.owners))
+    runtime.stage_index_to_group_rank = owners
+    for stage in runtime._stages:
+        stage.stage_index_to_group_rank = owners
+    rows = {}
+    for rank in range(table.pp):
+        places = product(table.stages_of(rank), range(count))
+        rows[rank] = _add_unshard_reshard([_Action(stage, _ComputationType.FORWARD, batch) for stage, batch in places])
+    runtime.pipeline_order_with_comms = _add_send_recv(rows, owners.__getitem__, table.num_stages)
 
 
 def _mark_unsharded(action: _Action, ctx: Any) -> None:
@@ -188,8 +214,8 @@ class ZeroStage(PipelineStage):
             return stage_backward(
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
             ), None
-        # Nothing is reduced or dropped before both parts are through: where activations are recomputed, the gradients of
-        # weights come in several passes, and each needs the weights gathered.
+        # Nothing is reduced or dropped before both parts are through: where activations are recomputed, the gradients
+        # of weights come in several passes, and each needs the weights gathered.
         before_backward(module, 1, is_last_microbatch=False)
         if backward_type == "input":
             return stage_backward_input(
