@@ -8,56 +8,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.harness.commands import Said, fork_workers, triax
+from tests.harness.commands import Said
 from triax.parallel.execute import LocalExecutor
 from triax.parallel.place import cut_into_stages
-
-RUN = """
-[model]
-hidden_size = 64
-intermediate_size = 96
-num_hidden_layers = 9
-num_attention_heads = 8
-num_key_value_heads = 4
-vocab_size = 257
-tie_word_embeddings = true
-
-[data]
-train = ["corpus.txt"]
-seq_len = 64
-attend_across_documents = false
-
-[train]
-steps = 1000
-sequences_per_step = 48
-timeout_s = 30.0
-
-[optimizer]
-max_grad_norm = 0.1
-
-[learning_rate]
-peak = 1e-3
-warmup_steps = 100
-"""
-
-
-@pytest.fixture
-def run_file(tmp_path: Path) -> Path:
-    words = "the river rose in the night and by morning the lower fields were under water "
-    (tmp_path / "corpus.txt").write_text(words * 200)
-    path = tmp_path / "run.toml"
-    path.write_text(RUN)
-    return path
-
-
-Verify = Callable[..., Said]
-
-
-@pytest.fixture
-def verify(run_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Verify:
-    """``verify(layout, *words)``: the command on the run above, with ranks that know what the test has planted."""
-    fork_workers(monkeypatch)
-    return lambda layout, *words: triax(["verify", str(run_file), "--layout", layout, *words], capfd)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +22,7 @@ def verify(run_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytes
         ("tp=2", ("--precision", "fp32", "optimizer.name=sgd")),
     ],
 )
-def test_a_right_layout_passes(layout: str, words: tuple[str, ...], verify: Verify) -> None:
+def test_a_right_layout_passes(layout: str, words: tuple[str, ...], verify: Callable[..., Said]) -> None:
     said = verify(layout, *words)
     assert said.code == 0, said.err
     assert "trains as one process does" in said.out.splitlines()[-1]
@@ -77,7 +30,7 @@ def test_a_right_layout_passes(layout: str, words: tuple[str, ...], verify: Veri
     assert "different" not in said.out
 
 
-def test_json_has_every_comparison(verify: Verify, tmp_path: Path) -> None:
+def test_json_has_every_comparison(verify: Callable[..., Said], tmp_path: Path) -> None:
     said = verify("dp_shard=2", "--json", "-")
     found = json.loads(said.out)
     assert said.code == 0
@@ -94,7 +47,7 @@ def test_json_has_every_comparison(verify: Verify, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found.json").read_text()) == found
 
 
-def test_made_up_tokens_where_there_is_no_corpus(verify: Verify) -> None:
+def test_made_up_tokens_where_there_is_no_corpus(verify: Callable[..., Said]) -> None:
     said = verify("dp_shard=2", 'data.train=["nowhere.txt"]')
     assert said.code == 0, said.err
     assert "tokens: made up, since the run's text cannot be read" in said.out
@@ -188,7 +141,7 @@ def test_a_planted_fault_is_found_and_named(
     plant: Callable[[pytest.MonkeyPatch], None],
     layout: str,
     named: str,
-    verify: Verify,
+    verify: Callable[..., Said],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
