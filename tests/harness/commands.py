@@ -6,6 +6,8 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import pytest
@@ -43,33 +45,29 @@ def fork_workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Start ranks as forks of this process for the rest of the test, with what it has patched; return a list that grows
     by the number of ranks of each start.
 
-    torchelastic's fork server would know nothing of the test. The rest is as there: the environment of torchrun, and
-    the exit codes.
+    torchelastic's fork server would know nothing of the test. The rest is as there: the environment of torchrun, a
+    first failure that ends the others and alone is told, and the exit codes.
     """
     started: list[int] = []
 
     def run_workers(work: Callable[[Any], None], order: Any, num_ranks: int, shutdown_s: int) -> Ended:
         started.append(num_ranks)
         context = multiprocessing.get_context("fork")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         sys.stdout.flush()
         sys.stderr.flush()
         ranks = [
-            context.Process(target=_be_worker, args=(work, order, rank, num_ranks, port)) for rank in range(num_ranks)
+            context.Process(target=be_worker, args=(work, order, rank, num_ranks, port)) for rank in range(num_ranks)
         ]
         try:
             for process in ranks:
                 process.start()
-            for process in ranks:
-                process.join(120)
+            failed = _first_failed(ranks)
         finally:
             for process in ranks:
                 process.kill()
                 process.join()
-        codes = {rank: process.exitcode for rank, process in enumerate(ranks) if process.exitcode}
-        return _ended(codes) if codes else Ended(0)
+        return Ended(0) if failed is None else _ended({failed: ranks[failed].exitcode or 0})
 
     monkeypatch.setattr("triax.launch.agent.run_workers", run_workers)
     monkeypatch.setattr("triax.launch.agent.warm_up", lambda *modules, num_ranks: None)
@@ -77,7 +75,27 @@ def fork_workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
-def _be_worker(work: Callable[[Any], None], order: Any, rank: int, num_ranks: int, port: int) -> None:
+def _first_failed(ranks: "Sequence[ForkProcess]") -> int | None:
+    """Wait for the first rank that fails; None where none does."""
+    running = {process.sentinel: rank for rank, process in enumerate(ranks)}
+    while running:
+        for sentinel in wait(list(running)):
+            rank = running.pop(sentinel)  # type: ignore[arg-type]
+            ranks[rank].join()
+            if ranks[rank].exitcode:
+                return rank
+    return None
+
+
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def be_worker(work: Callable[[Any], None], order: Any, rank: int, num_ranks: int, port: int) -> None:
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     os.environ.update({name: str(place) for name, place in places.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")

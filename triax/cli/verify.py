@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from triax.errors import BadInput, TriaxError
 from triax.units import format_count
@@ -53,9 +54,11 @@ def verify_layout(
     """
     from triax.verify.shrink import small_cases, whole_cases
 
+    if "RANK" in os.environ:
+        raise BadInput("verify starts its own ranks, and this process was started as one: run it without torchrun.")
     run, asked = _read(target, words or [], layout)
     cases = (whole_cases if full else small_cases)(run, asked, precision, steps)
-    console = Console(stderr=json_file == "-", soft_wrap=True, highlight=False)
+    console = Console(stderr=json_file == "-", soft_wrap=True, highlight=False, markup=False, emoji=False)
     compared = [_compare(run, case, full, console) for case in cases]
     if json_file is not None:
         _write_json(json_file, asked, precision, list(zip(cases, compared, strict=True)))
@@ -141,11 +144,16 @@ def _opening(run: "Run", case: "Case") -> str:
         before, after = getattr(run.model, key), getattr(case.run.model, key)
         sizes.append(f"{key} {after}" + (f" (of {before})" if after != before else ""))
     parameters = format_count(num_parameters(case.run.model))
+    layout, run_steps = case.layout, case.run.train.steps
     return (
-        f"{case.layout.describe()} against one process: {parameters} parameters, {', '.join(sizes)}; "
-        f"{case.run.train.steps} steps of {case.layout.microbatches} microbatches of "
-        f"{case.layout.sequences_per_microbatch} x {case.run.data.seq_len} tokens on each data rank"
+        f"{layout.describe()} against one process: {parameters} parameters, {', '.join(sizes)}; "
+        f"{_counted(run_steps, 'step')} of {_counted(layout.microbatches, 'microbatch', 'es')} of "
+        f"{layout.sequences_per_microbatch} x {case.run.data.seq_len} tokens on each data rank"
     )
+
+
+def _counted(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{plural if count != 1 else ''}"
 
 
 def _show(findings: "Sequence[Finding]", console: Console) -> None:
@@ -181,14 +189,12 @@ def _print_table(console: Console, head: Sequence[str], rows: Sequence[Sequence[
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         for row in (head, *rows):
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            console.print("  ".join(cells).rstrip(), markup=False)
+            console.print("  ".join(cells).rstrip())
         return
     table = Table(*head, box=None, header_style="bold", pad_edge=False)
-    colours = {"different": "bold red", "rounding": "", "equal": "dim"}
+    styles = {"different": "bold red", "equal": "dim"}
     for row in rows:
-        table.add_row(
-            *(f"[{style}]{cell}[/]" if (style := colours.get(cell.split(" ")[0], "")) else cell for cell in row)
-        )
+        table.add_row(*(Text(cell, styles.get(cell.split(" ")[0], "")) for cell in row))
     console.print(table)
 
 
@@ -213,7 +219,7 @@ def _agreement(asked: "Layout", precision: str, steps: int, compared: "Sequence[
     worst = max(findings, key=lambda finding: finding.difference / finding.allowed if finding.allowed else 0.0)
     equal = sum(finding.verdict == "equal" for finding in findings)
     return (
-        f"{asked.describe()} trains as one process does: {steps} steps in {precision}, {len(findings)} comparisons, "
+        f"{asked.describe()} trains as one process does: {_counted(steps, 'step')} in {precision}, {len(findings)} comparisons, "
         f"{equal} equal to the last bit and the others but for rounding; the largest is {worst.what()}, "
         f"{worst.difference:.1e} where {worst.allowed:.0e} is allowed."
     )
