@@ -219,8 +219,8 @@ def _agreement(asked: "Layout", precision: str, steps: int, compared: "Sequence[
     worst = max(findings, key=lambda finding: finding.difference / finding.allowed if finding.allowed else 0.0)
     equal = sum(finding.verdict == "equal" for finding in findings)
     return (
-        f"{asked.describe()} trains as one process does: {_counted(steps, 'step')} in {precision}, {len(findings)} comparisons, "
-        f"{equal} equal to the last bit and the others but for rounding; the largest is {worst.what()}, "
+        f"{asked.describe()} trains as one process does: {_counted(steps, 'step')} in {precision}, {len(findings)} "
+        f"comparisons, {equal} equal to the last bit and the others but for rounding; the largest is {worst.what()}, "
         f"{worst.difference:.1e} where {worst.allowed:.0e} is allowed."
     )
 
