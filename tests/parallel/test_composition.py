@@ -67,6 +67,24 @@ def test_every_layout_equals_one_device(layout: Layout) -> None:
     assert_equals_one_device(toy_of(layout.pp * layout.stages_per_rank, layout.tp), layout)
 
 
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("zero", [1, 2])
+def test_split_backwards_add_up_in_the_reduce_precision(zero: int, microbatches: int) -> None:
+    """Their gradients come in two parts, the head's before the others', in bf16 at first and in fp32 when reduced."""
+    run = toy_run(
+        toy_of(2, tp=1).model,
+        train={"sequences_per_step": 4 * microbatches},
+        data={"seq_len": 8},
+        precision={"compute": "bf16", "master": "fp32", "reduce": "fp32"},
+        optimizer={"name": "sgd"},
+    )
+    layout = Layout(
+        pp=2, dp_shard=2, zero=zero, schedule="InterleavedZeroBubble", microbatches=microbatches,
+        sequences_per_microbatch=2,
+    )  # fmt: skip
+    assert_equals_one_device(run, layout)
+
+
 def test_the_layouts_are_all_there_and_each_once() -> None:
     """Counted by hand. 8 ranks: 6 cuts over the data axes and tp that share, with 3 ZeRO stages, and 4 that do not,
     with 2, make 26 without a pipeline; pp=2 leaves 3 and 3 cuts of 4 ranks, with 4 schedules of whole backwards (3 or 2

@@ -206,9 +206,12 @@ class ZeroStage(PipelineStage):
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         """Run one backward of ``backward_type`` full, input or weight."""
-        if self._zero < 2:
-            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         module = cast(Decoder, self.submod)
+        if self._zero < 2:
+            result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+            if backward_type == "weight":
+                _take_gradients(module)
+            return result
         if backward_type == "full":
             before_backward(module, self._zero, is_last_microbatch=last_backward)
             return stage_backward(
@@ -222,9 +225,18 @@ class ZeroStage(PipelineStage):
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"], module.parameters()
             )
         result = stage_backward_weight(module.parameters(), bwd_kwargs["param_groups"]), None
+        _take_gradients(module)
         before_backward(module, self._zero, is_last_microbatch=last_backward)
-        # Gradients of weights come without the hooks that would reduce them.
-        for state in fully_shard.state(module)._state_ctx.all_states:  # type: ignore[attr-defined]
-            for group in state._fsdp_param_groups:
-                group.post_backward()
+        _take_gradients(module)
         return result
+
+
+def _take_gradients(module: Decoder) -> None:
+    """Let ``fully_shard`` add up or reduce the gradients of weights, which came without the hooks that let it.
+
+    The head has its gradient since the first part of the backward. All must be in the reduce dtype before any is
+    reduced: call this once for the sum before it is called for the reduction.
+    """
+    for state in fully_shard.state(module)._state_ctx.all_states:  # type: ignore[attr-defined]
+        for group in state._fsdp_param_groups:
+            group.post_backward()
