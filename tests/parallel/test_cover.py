@@ -49,6 +49,8 @@ RELATIVES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+BF16 = "bf16 sgd"
+
 FREE: dict[str, list[Any]] = {
     "is_tied": [True, False],
     "vocab_size": [61, 64],
@@ -59,7 +61,7 @@ FREE: dict[str, list[Any]] = {
     "microbatches": [1, 3, 5],
     "sequences_per_microbatch": [1, 2],
     # AdamW takes steps of one size in the direction of each gradient's sign, and in bf16 that is chance near zero.
-    "numbers": ["fp64 adamw", "fp64 sgd", "fp32 adamw", "fp32 sgd", "bf16 sgd"],
+    "numbers": ["fp64 adamw", "fp64 sgd", "fp32 adamw", "fp32 sgd", BF16],
     "max_grad_norm": [0.0, 0.3],
     "order": [
         ("pp", "dp_replicate", "dp_shard", "cp", "tp"),
@@ -68,6 +70,9 @@ FREE: dict[str, list[Any]] = {
     ],
 }
 """Any value goes with any value of any other knob."""
+
+NEVER = {(("relative", "biased"), ("numbers", BF16))}
+"""But for biases in bf16: they start at zero, so that after a step they are all gradient, and that is rounding."""
 
 BOUND: dict[str, list[Any]] = {
     "degrees": list(DEGREES),
@@ -91,18 +96,20 @@ def layout_and_run(setting: Setting) -> tuple[Layout, Run]:
         order=setting["order"],
     )  # fmt: skip
     model = ModelSpec(
-        hidden_size=12, intermediate_size=setting["intermediate_size"], num_hidden_layers=layers, num_attention_heads=8,
-        num_key_value_heads=setting["num_key_value_heads"], head_dim=2, vocab_size=setting["vocab_size"],
+        hidden_size=24, intermediate_size=setting["intermediate_size"], num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=setting["num_key_value_heads"], head_dim=8, vocab_size=setting["vocab_size"],
         tie_word_embeddings=setting["is_tied"], **RELATIVES[setting["relative"]],
     )  # fmt: skip
     precision, optimizer = setting["numbers"].split()
+    # With AdamW's usual eps a bias that starts at zero is moved by one step's rate, however small its gradient and
+    # however large the rounding of that: eps is chosen above the smallest gradients.
     master = "fp64" if precision == "fp64" else "fp32"
     run = toy_run(
         model,
         train={"sequences_per_step": layout.sequences_per_step},
         data={"seq_len": 8},
         precision={"compute": precision, "master": master, "reduce": master},
-        optimizer={"name": optimizer, "max_grad_norm": setting["max_grad_norm"]},
+        optimizer={"name": optimizer, "max_grad_norm": setting["max_grad_norm"], "eps": 1e-3},
         learning_rate={"peak": 3e-4 if optimizer == "adamw" else 3e-2},
     )
     return layout, run
@@ -114,7 +121,7 @@ def bound_settings() -> list[Setting]:
     return [setting for setting in settings if not check(*layout_and_run(setting | first))]
 
 
-COVER = pairwise_cover(bound_settings(), FREE)
+COVER = pairwise_cover(bound_settings(), FREE, NEVER)
 
 
 def name_of(setting: Setting) -> str:
@@ -138,7 +145,7 @@ def test_every_pair_of_settings_equals_one_device(setting: Setting) -> None:
 def test_the_cover_covers() -> None:
     tried = {pair for setting in COVER for pair in pairs_of(setting)}
     bound = bound_settings()
-    assert tried == all_pairs(bound, FREE)
+    assert tried == all_pairs(bound, FREE, NEVER)
     assert {(name, value) for setting in bound for name, value in setting.items()} == {
         (name, value) for name, values in BOUND.items() for value in values
     }, "a value that nothing may have is not tried"

@@ -62,11 +62,10 @@ def verify_layout(
     compared = [_compare(run, case, full, console) for case in cases]
     if json_file is not None:
         _write_json(json_file, asked, precision, list(zip(cases, compared, strict=True)))
-    first = [
-        (case, found) for case, all_of in zip(cases, compared, strict=True) if (found := _first(all_of)) is not None
-    ]
-    if first:
-        raise TriaxError(_difference(*first[0], compared[cases.index(first[0][0])]))
+    for case, findings in zip(cases, compared, strict=True):
+        first = _first(findings)
+        if first is not None:
+            raise TriaxError(_difference(case, first, findings))
     console.print(_agreement(asked, precision, steps, compared))
 
 
@@ -95,10 +94,10 @@ def _layout_of(run: "Run") -> "Layout":
     from triax.spec.layout import AXES
     from triax.spec.resolve import resolve_layout
 
-    said = prod(getattr(run.layout, axis) or 1 for axis in AXES)
     rest = run.layout.dp_replicate if run.layout.zero == 0 else run.layout.dp_shard
-    is_open = rest is None and run.cluster is not None
-    return resolve_layout(run, run.cluster.num_cards if is_open and run.cluster is not None else said)
+    if rest is None and run.cluster is not None:
+        return resolve_layout(run, run.cluster.num_cards)
+    return resolve_layout(run, prod(getattr(run.layout, axis) or 1 for axis in AXES))
 
 
 def _compare(run: "Run", case: "Case", full: bool, console: Console) -> "list[Finding]":
