@@ -135,12 +135,11 @@ def _num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
 
 def _num_cards() -> int:
     """Return how many NVIDIA cards this server has for us, without loading CUDA."""
-    driver = Path("/proc/driver/nvidia/gpus")
-    if not driver.is_dir():
-        return 0
+    # A container has the nodes of its own cards alone; the driver makes nodes only once a card is used.
+    there = list(Path("/dev").glob("nvidia[0-9]*")) or list(Path("/proc/driver/nvidia/gpus").glob("*"))
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is None:
-        return len(list(driver.iterdir()))
+    if said is None or not there:
+        return len(there)
     # As CUDA reads it: the first word that names no card ends the list.
     names = [name.strip() for name in said.split(",")]
     return len(list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names)))
