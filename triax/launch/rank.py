@@ -10,6 +10,7 @@ from typing import Final
 from triax.errors import BadInput
 
 _OF_PROCESS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_HOW: Final = "start ranks with torchrun, srun or mpirun, or unset RANK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,6 @@ def forget_leftovers(environment: MutableMapping[str, str]) -> None:
     """Remove what another launcher left in the environment of a process that is no rank of it."""
     for name in _OF_PROCESS:
         environment.pop(name, None)
-
-
-_HOW: Final = "start ranks with torchrun, srun or mpirun, or unset RANK"
 
 
 def _number(name: str, environment: Mapping[str, str], default: int | None = None, below: int = 1 << 31) -> int:
