@@ -34,7 +34,7 @@ def pairwise_cover(
     """Return settings in which every two values meet that can, the same at every call.
 
     ``bound`` are all legal settings of the knobs that rule each other out; each of them goes with any value of the
-    ``free`` knobs. ``never`` are pairs of values of free knobs that do not go together; each knob must have values left.
+    ``free`` knobs. ``never`` are pairs of values of free knobs that do not go together; all knobs must have others.
     """
     chance = random.Random(0)
     never = {_pair(*pair) for pair in never}

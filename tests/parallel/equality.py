@@ -10,7 +10,7 @@ from triax.spec.run import PrecisionSpec, Run
 
 _NEARLY_AS_NEAR = 1.25
 """How much farther from the truth the engine's gradients in bf16 may be than a plain loop's. Both are off by roundings
-of their own, which are random."""
+of their own, and tensor parallelism rounds each rank's partial sum; measured: 0.93 to 1.15."""
 
 
 @cache
