@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 
 from tests.harness.ranks import run_ranks
 from triax.parallel.mesh import build_mesh
@@ -84,6 +85,8 @@ def sleep_through(rank: int, world: int, layouts: list[Layout]) -> list[Measured
         mesh = build_mesh(layout, "cpu")
         table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         stages: Any = [SleepingStage(index, table.num_stages) for index in table.stages_of(rank)]
+        for stage in stages:
+            fully_shard(stage, mesh=mesh["dp_shard"])  # as every stage is, also on one rank
         progress = Progress()
         executor = PipelineExecutor(table, stages, layout, mesh, LENGTH, torch.float32, CPU, progress)
         tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
