@@ -16,7 +16,7 @@ help:
 	@echo "make demo       train a small model on 4 local ranks, interrupt it, resume it, let it write"
 	@echo "make smollm2    a real small model in .cache/smollm2, fetched once (93 MB), for tests and docs"
 	@echo "make test       the quick tests"
-	@echo "make test-all   every test, also the long ones"
+	@echo "make test-all   every test, also the long ones; started again, it goes on where it was cut off"
 	@echo "make check      lint (ruff), types (mypy) and law (import-linter)"
 	@echo "make format     let ruff rewrite the code"
 	@echo "make install    only the virtual environment"
@@ -63,7 +63,7 @@ test: .venv/installed
 	@$(RUN) -m pytest -q $(ARGS)
 
 test-all: .venv/installed
-	@$(RUN) -m pytest -q -m "" $(ARGS)
+	@$(RUN) -m pytest -q -m "" --go-on $(ARGS)
 
 check: lint types law
 

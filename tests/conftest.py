@@ -16,6 +16,10 @@ import logging
 import hypothesis
 import pytest
 
+from tests.harness.going_on import pytest_addoption, pytest_configure
+
+__all__ = ["pytest_addoption", "pytest_configure"]
+
 # The cores are shared, so time says nothing about an example; and a run in CI can be repeated.
 hypothesis.settings.register_profile("triax", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 hypothesis.settings.load_profile("triax")

@@ -3,7 +3,7 @@
 They are seen where torch dispatches them, below every library that calls them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -16,6 +16,9 @@ _KINDS: Final = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
     "allreduce_": "all_reduce",
+    "alltoall_base_": "all_to_all",
+    "send": "send",
+    "recv_": "receive",
 }
 
 
@@ -31,6 +34,8 @@ class Collective:
 
     A ring of N ranks moves (N - 1) / N of it over each link, and an all-reduce twice that (Patarasuk and Yuan 2009).
     """
+    peers: tuple[int, ...] = field(default=(), compare=False)
+    """The ranks between which it is."""
 
 
 class Collectives(TorchDispatchMode):
@@ -49,10 +54,12 @@ class Collectives(TorchDispatchMode):
             names = [argument.name for argument in func._schema.arguments]
             given = dict(zip(names, args, strict=False)) | (kwargs or {})
             tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+            peers = tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(given["process_group"])))
             self.seen.append(
                 Collective(
                     kind=_KINDS[name],
-                    ranks=dist.ProcessGroup.unbox(given["process_group"]).size(),
+                    ranks=len(peers),
+                    peers=peers,
                     dtype=str(tensors[0].dtype).removeprefix("torch."),
                     payload_bytes=max(tensor.nbytes for tensor in tensors),
                 )

@@ -2,23 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.func import functional_call
 
 from tests.harness.pieces import Pieces, pieces_of, put_together
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import MadeUpSequences
-from triax.nn.decoder import Decoder
-from triax.nn.init import initial_rows
 from triax.parallel.mesh import build_mesh
 from triax.parallel.place import initialise, make_executor, place
-from triax.parallel.shard import DTYPES
 from triax.parallel.tied import TiedEmbedding
 from triax.spec.layout import Layout
 from triax.spec.run import Run
@@ -26,6 +20,7 @@ from triax.spec.schedule import build
 from triax.spec.weights import weights_table
 from triax.train.optimizer import Optimizer
 from triax.train.step import Stepper
+from triax.verify.reference import train_plainly
 
 CPU = torch.device("cpu")
 
@@ -148,55 +143,9 @@ def train_in_each(rank: int, world: int, run: Run, layouts: list[Layout], steps:
 
 
 def train_on_one_device(run: Run, steps: int) -> Trained:
-    """Train the same run by a plain loop: one forward for each sequence, torch's own loss, clipping and optimizer.
-
-    Where the compute dtype is narrower than the master's, each forward casts the master weights anew, so that gradients
-    are summed in the master's.
-    """
-    model = Decoder(run.model).to(DTYPES[run.precision.master])
-    for weight in weights_table(run.model):
-        model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]))
-    optimizer = _plain_optimizer(model, run)
-    sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
-    losses, norms, first = [], [], {}
-    for step in range(steps):
-        samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)
-        loss = _plain_loss(model, DTYPES[run.precision.compute], sequences, samples)
-        loss.backward()
-        limit = run.optimizer.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf") if limit is None else limit)
-        if not first:
-            first = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-        norms.append(norm.item())
-    return Trained(losses, norms, first, {name: whole(p) for name, p in model.named_parameters()})
-
-
-def _plain_loss(model: Decoder, compute: torch.dtype, sequences: MadeUpSequences, samples: range) -> Tensor:
-    """The mean over all tokens of all sequences at once, each document on its own: nothing is cut, nothing weighted."""
-    wide = torch.promote_types(compute, torch.float32)
-    logits, labels = [], []
-    for sample in samples:
-        batch = sequences.batch(range(sample, sample + 1))
-        assert batch.cu_seqlens is not None
-        for start, stop in pairwise(batch.cu_seqlens):
-            tokens = torch.from_numpy(batch.tokens[:, start:stop])
-            weights = {name: weight.to(compute) for name, weight in model.named_parameters()}
-            of_document = functional_call(model, weights, (tokens, torch.arange(stop - start).unsqueeze(0)))
-            logits.append(of_document.flatten(0, 1).to(wide))
-            labels.append(torch.from_numpy(batch.labels[:, start:stop]).flatten())
-    return F.cross_entropy(torch.cat(logits), torch.cat(labels), ignore_index=-100)
-
-
-def _plain_optimizer(model: Decoder, run: Run) -> torch.optim.Optimizer:
-    spec = run.optimizer
-    groups: Sequence[dict[str, Any]] = [
-        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": spec.weight_decay},
-        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    rate = run.learning_rate.peak
-    if spec.name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, foreach=False)
-    return torch.optim.AdamW(groups, lr=rate, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False)
+    """Train the same run by the plain loop that ``triax verify`` trusts (``triax.verify.reference``)."""
+    plain = train_plainly(run, MadeUpSequences(run.model.vocab_size, run.data.seq_len), steps)
+    limit = run.optimizer.max_grad_norm
+    clipped = min(limit / (plain.grad_norms[0] + 1e-6), 1.0) if limit else 1.0
+    first = {name: gradient * clipped for name, gradient in plain.gradients.items()}
+    return Trained(plain.losses, plain.grad_norms, first, dict(plain.weights))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.harness.pieces import Pieces, pieces_of, put_together
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import ODD, lay, toy_run
 from tests.harness.training import CPU, whole
@@ -58,3 +59,32 @@ def differing_weights(rank: int, world: int, run: Run, layout: Layout) -> list[s
         elif not torch.equal(whole(parameter), expected):
             wrong.append(f"{name} differs as a whole")
     return wrong
+
+
+CUT_DEGREES: list[dict[str, object]] = [
+    {"tp": 2},
+    {"dp_shard": 3, "tp": 2, "zero": 3},
+    {"dp_replicate": 2, "tp": 2, "zero": 0, "order": ("tp", "cp", "dp_shard", "dp_replicate", "pp")},
+    {"pp": 3, "dp_shard": 2, "zero": 1},
+    {"pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2},
+    {"pp": 2, "dp_shard": 2, "tp": 2, "zero": 2, "stage_cuts": (1, 4)},
+]
+
+
+@pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("degrees", CUT_DEGREES, ids=lambda degrees: " ".join(f"{k}={v}" for k, v in degrees.items()))
+def test_parts_of_matrices_and_of_the_network_start_with_the_same_bits(degrees: dict[str, int], is_tied: bool) -> None:
+    model = TALL.model_copy(update={"num_hidden_layers": 5, "tie_word_embeddings": is_tied})
+    run = toy_run(model, train={"sequences_per_step": 12, "seed": 5})
+    layout = lay(run, **degrees)
+    wholes = put_together(run_ranks(initial_pieces, layout.world_size, run, layout))
+    assert wholes.keys() == {weight.name for weight in weights_table(model)}
+    for weight in weights_table(model):
+        expected = initial_rows(weight, model, run.train.seed, 0, weight.shape[0]).to(torch.float64)
+        assert torch.equal(wholes[weight.name], expected), weight.name
+
+
+def initial_pieces(rank: int, world: int, run: Run, layout: Layout) -> Pieces:
+    stages = place(run.model, layout, run.precision, build_mesh(layout, "cpu"), CPU)
+    initialise(stages, run.model, run.train.seed, layout)
+    return pieces_of(pair for stage in stages for pair in stage.named_parameters())

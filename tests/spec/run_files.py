@@ -51,7 +51,7 @@ def whole() -> Said:
         "eval": {"every_steps": 4, "sequences": 8},
         "checkpoint": {"every_steps": 6, "keep": 2, "background": False},
         "guard": {"check_initial_loss": False, "initial_loss_tolerance": 0.1, "max_skipped_in_a_row": 3},
-        "watch": {"console_every": 2, "tensorboard": False},
+        "watch": {"console_every": 2, "tensorboard": False, "timeline_steps": [2]},
         "layout": {
             "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",
             "stages_per_rank": 2, "stage_cuts": [1, 1, 1, 0], "sequences_per_microbatch": 2, "microbatches": 3,

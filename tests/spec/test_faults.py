@@ -59,7 +59,7 @@ def test_one_fault_is_one_sentence(name: str, value: Any, line: str) -> None:
         ("train.STEPS", "unknown key 'train.STEPS': did you mean train.steps?"),
         ("train.seq_len", "unknown key 'train.seq_len': did you mean data.seq_len?"),
         ("trian.steps", "unknown key 'trian': did you mean train?"),
-        ("watch.zzz", "unknown key 'watch.zzz': [watch] knows console_every, tensorboard."),
+        ("watch.zzz", "unknown key 'watch.zzz': [watch] knows console_every, tensorboard, timeline_steps."),
     ],
 )
 def test_an_unknown_key_names_the_nearest(name: str, line: str) -> None:

@@ -56,7 +56,8 @@ def test_what_is_given_is_kept_and_what_is_open_is_legal(
     try:
         layout = resolve_layout(run, ranks)
     except BadInput as refusal:
-        offered = [int(number) for number in re.findall(r"\d+", str(refusal).partition("start ")[2])]
+        first_line = str(refusal).split("\n")[0]
+        offered = [int(number) for number in re.findall(r"\d+", first_line.partition("start ")[2])]
         ranks = data.draw(st.sampled_from(offered))
         layout = resolve_layout(run, ranks)
     for key, value in run.layout.model_dump(exclude_none=True).items():
@@ -98,6 +99,19 @@ def test_too_few_ranks_are_told_how_many_there_must_be() -> None:
     )
     with pytest.raises(BadInput, match="start 8 or 16 ranks"):
         resolve_layout(run, 12)
+
+
+def test_a_wrong_number_of_ranks_is_told_with_everything_else_that_is_wrong() -> None:
+    run = make_run(layout={"tp": 3, "pp": 2, "schedule": "ZBVZeroBubble", "zero": 3}, train={"sequences_per_step": 7})
+    with pytest.raises(BadInput) as refusal:
+        resolve_layout(run, 8)
+    assert str(refusal.value).split("\n") == [
+        "pp=2 tp=3 takes ranks in groups of 6, and 8 ranks are no multiple of that: start 6 or 12 ranks.",
+        "tp=3 does not divide num_attention_heads=4, num_key_value_heads=4 and seq_len=32: use tp=1, 2 or 4.",
+        "pp=2 x stages_per_rank=2 makes 4 stages of 2 layers: use schedule=1F1B stages_per_rank=1.",
+        "zero=3 lets go of weights after each forward, and schedule=ZBVZeroBubble needs them once for each of the two "
+        "parts of a backward: use zero=1 or zero=2, or schedule=1F1B stages_per_rank=1.",
+    ]
 
 
 def test_microbatches_fill_a_matmul_and_no_more() -> None:

@@ -80,6 +80,7 @@ HABITS: Said = {
     "guard.max_skipped_in_a_row": 4,
     "watch.console_every": 3,
     "watch.tensorboard": True,
+    "watch.timeline_steps": [4],
     "layout.pp": 1,
     "layout.dp_replicate": 1,
     "layout.dp_shard": 1,

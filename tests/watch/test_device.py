@@ -1,5 +1,6 @@
 """Are memory, utilisation and peak of the device what independent counts say?"""
 
+import os
 import subprocess
 import sys
 import time
@@ -69,6 +70,15 @@ def test_the_measured_peak_is_not_beaten_by_a_matmul(dtype: torch.dtype) -> None
         a @ a
         rates.append(2 * size**3 / (time.perf_counter() - start_s))
     assert peak.flops_per_s > 0.5 * sorted(rates)[2]
+
+
+def test_ranks_share_the_cores_and_so_their_peak() -> None:
+    """Each of 64 ranks on fewer cores has its part of them, however few are computing while it measures."""
+    alone, shared = (measure_peak(CPU, torch.float32, num_sharing=ranks, budget_s=0.15) for ranks in (1, 64))
+    cores = len(os.sched_getaffinity(0))
+    share = min(cores / (64 * torch.get_num_threads()), 1.0)
+    assert shared.flops_per_s / alone.flops_per_s == pytest.approx(share, rel=0.5)
+    assert f"of 64 ranks on {cores} cores" in shared.source
 
 
 def test_a_declared_peak_wins_and_says_where_it_is_from() -> None:

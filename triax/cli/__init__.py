@@ -5,14 +5,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 import typer.main
 
 from triax.cli.data import data_app
 from triax.cli.huggingface import huggingface_app
+from triax.cli.schedule import schedule_app
 from triax.cli.tokenizer import tokenizer_app
+from triax.cli.verify import verify_app
 from triax.errors import BadInput, TriaxError
 
 app = typer.Typer(
@@ -29,6 +31,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(config_app, name="config")
 app.add_typer(huggingface_app)
+app.add_typer(schedule_app)
+app.add_typer(verify_app)
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file, or a plan.json where a verb takes one.")]
 Overrides = Annotated[
@@ -37,9 +41,6 @@ Overrides = Annotated[
 LayoutOption = Annotated[
     str | None, typer.Option("--layout", metavar='"dp_shard=4 zero=3"', help="Short for layout.KEY=VALUE overrides.")
 ]
-
-_MOST_DRAWN: Final = 1 << 16
-"""Forwards in the picture of a schedule."""
 
 
 def main() -> None:
@@ -150,30 +151,6 @@ def generate(
 def _harmless(text: str) -> str:
     """Return ``text`` without what would steer a terminal: a network may write any byte."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
-
-
-@app.command()
-def schedule(
-    name: Annotated[str, typer.Argument(help="GPipe, 1F1B, Interleaved1F1B, ZBVZeroBubble, ...")],
-    pp: Annotated[int, typer.Option(min=1, max=256, help="Pipeline ranks.")],
-    microbatches: Annotated[int, typer.Option(min=1, max=4096, help="Microbatches of a step.")],
-    stages_per_rank: Annotated[int | None, typer.Option(min=1, max=64, help="Absent: 1 or 2, as the schedule.")] = None,
-) -> None:
-    """Draw a pipeline schedule and its bubbles, a backward taking twice a forward."""
-    from triax.spec.schedule import SCHEDULES, build, draw, legal, price
-
-    if stages_per_rank is None:
-        stages_per_rank = 1 if name not in SCHEDULES or not legal(name, pp, 1, microbatches) else 2
-    forwards = pp * stages_per_rank * microbatches
-    if forwards > _MOST_DRAWN:
-        raise BadInput(
-            f"a picture of {forwards:,} forwards is one that nobody reads: draw at most {_MOST_DRAWN:,}, which is pp x "
-            f"stages per rank x microbatches."
-        )
-    table = build(name, pp, stages_per_rank, microbatches)
-    timeline = price(table)
-    print(draw(table, timeline))
-    print(f"bubble: {timeline.mean_bubble_fraction:.1%} of the time of all ranks")
 
 
 @checkpoint_app.command("list")

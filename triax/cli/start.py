@@ -155,7 +155,8 @@ def _prepare(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> "Order"
     tokens = _tokens(plan, quiet)
     from triax.train.worker import Order
 
-    return Order(plan.model_dump_json(), text, str(folder.path), tokens.address, quiet)
+    places = str(folder.places) if plan.cluster.num_cards > 1 else None
+    return Order(plan.model_dump_json(), text, str(folder.path), tokens.address, quiet, places)
 
 
 def _prepare_as_started(
@@ -186,9 +187,15 @@ def _tokens(plan: Plan, quiet: bool) -> "Corpus":
 
 def _run_workers(plan: Plan, folder: "RunFolder", order: "Order") -> int:
     from triax.launch.agent import REQUEUE, run_workers
+    from triax.train.places import explanation, make_places
     from triax.train.worker import work
 
-    code = run_workers(work, order, plan.cluster.num_cards, shutdown_s=int(plan.run.train.timeout_s))
-    if code == REQUEUE and not folder.stopped.exists():
+    ranks = plan.cluster.num_cards
+    places = make_places(folder.places, ranks)
+    ended = run_workers(work, order, ranks, shutdown_s=int(plan.run.train.timeout_s))
+    if ended.code == REQUEUE and not folder.stopped.exists():
         raise TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
-    return code
+    reason = explanation(places, plan.layout, ended.wordless) if ended.code == 1 else ""
+    if reason:
+        raise TriaxError(f"{reason} Start the same command again to go on from the newest checkpoint.")
+    return ended.code

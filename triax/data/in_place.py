@@ -48,6 +48,10 @@ class _TokenFile:
     index: MegatronIndex | None
     """What says where documents end; None: the tokens themselves."""
 
+    def mapped(self) -> npt.NDArray[Any]:
+        dtype = np.dtype(self.place.dtype).newbyteorder("<")
+        return np.memmap(self.paths[0], dtype, "r", self.place.offset_bytes, (self.num_tokens,))
+
 
 def store_in_place(
     file: SourceFile, tokenizer: Tokenizer, cache_folder: Path, progress: Callable[[int, int], None] | None = None
@@ -56,15 +60,14 @@ def store_in_place(
 
     Raises BadInput where the file is not what its format says, or has an id that ``tokenizer`` does not have.
     """
-    found = _megatron(file.path) if file.format == "megatron" else _flat(file)
+    found = _found(file)
     stamps, hashes = identify(found.paths, cache_folder)
     said = [found.place.dtype, found.place.offset_bytes, file.format, tokenizer.fingerprint, hashes]
     identity = fingerprint({"format_version": FORMAT_VERSION, "in_place": said})
     folder = cache_folder / "tokens" / identity
     with suppress(TornStore):  # or none yet, or one of a file that was moved
         return verify_store(folder)
-    dtype = np.dtype(found.place.dtype).newbyteorder("<")
-    tokens = np.memmap(found.paths[0], dtype, "r", found.place.offset_bytes, (found.num_tokens,))
+    tokens = found.mapped()
     blocks = _checked(tokens, tokenizer, found.paths[0], progress)
     try:
         with StoreWriter(folder, token_dtype(tokenizer.vocab_size), found.place) as writer:
@@ -81,6 +84,16 @@ def store_in_place(
             return writer.publish(identity, tokenizer, tokens.nbytes, hashes[0])
     except OSError as error:
         raise cannot_write(cache_folder, 8 * found.num_tokens, error) from None
+
+
+def first_tokens(file: SourceFile, count: int) -> npt.NDArray[Any]:
+    """Return the first ``count`` tokens of ``file``, or all where there are fewer, as they are; raise BadInput as
+    ``store_in_place`` does where the file is not what its format says."""
+    return np.array(_found(file).mapped()[:count])
+
+
+def _found(file: SourceFile) -> _TokenFile:
+    return _megatron(file.path) if file.format == "megatron" else _flat(file)
 
 
 def _checked(

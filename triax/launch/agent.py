@@ -12,8 +12,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Final, TypeVar
 
@@ -44,13 +45,23 @@ def warm_up(*modules: str, num_ranks: int) -> None:
         raise _no_scratch(error) from None
 
 
-def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shutdown_s: int) -> int:
-    """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return the exit code.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the workers ended."""
 
-    0: all ended well. Otherwise the code of the worker that failed first: 2 bad input, 3 stopped by the guard, 75 asked
-    to stop and saved, 1 anything else. A signal to this process that asks for an end reaches every worker as SIGTERM,
-    and it has ``shutdown_s`` seconds to save; so it has where this process dies. Raises TriaxError where a worker died
-    without a word, and where there is no room for what the processes tell each other.
+    code: int
+    """0: all ended well. Otherwise the code of the worker that tells most: 2 bad input, 3 stopped by the guard, 75
+    asked to stop and saved, 1 anything else."""
+    wordless: Mapping[int, str] = field(default_factory=dict)
+    """Local ranks that died without a word of their own, each with how: ``was killed by SIGKILL``."""
+
+
+def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shutdown_s: int) -> Ended:
+    """Run ``work(order)`` in ``num_ranks`` local processes as ranks of one group; return how they ended.
+
+    A signal to this process that asks for an end reaches every worker as SIGTERM, and it has ``shutdown_s`` seconds to
+    save; so it has where this process dies. Raises TriaxError where there is no room for what the processes tell each
+    other.
     """
     # torchelastic's shared store serves a restarted rank the addresses of the attempt before (pytorch#135712).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -70,10 +81,10 @@ def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shu
             )  # fmt: skip
             elastic_launch(config, _be_worker)(work, order, shutdown_s)
     except ChildFailedError as error:
-        return _exit_code({rank: failure.exitcode for rank, failure in error.failures.items()})
+        return ended({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException:
-        return REQUEUE
-    return 0
+        return Ended(REQUEUE)
+    return Ended(0)
 
 
 def _be_worker(work: Callable[[Order], None], order: Order, shutdown_s: int) -> None:
@@ -156,23 +167,18 @@ def _silence(*prefixes: str) -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _exit_code(codes: "dict[int, int]") -> int:
-    """Return the exit code that tells most, given that of each failed rank; say so where a rank died without a word."""
-    for code in (2, 3, REQUEUE):
-        if code in codes.values():
-            return code
-    for rank, code in codes.items():
-        if code not in _TOLD:
-            raise TriaxError(
-                f"rank {rank} {_death(code)}; start the same command again to go on from the newest checkpoint."
-            )
-    return 1
+def ended(codes: Mapping[int, int]) -> Ended:
+    """Return how workers ended that left with ``codes``, by local rank; a code below zero is a signal."""
+    # SIGTERM: torchelastic ends so, once one worker has failed, those that do not go by themselves.
+    wordless = {rank: code for rank, code in codes.items() if code not in (*_TOLD, -signal.SIGTERM)}
+    return Ended(
+        next((code for code in (2, 3, REQUEUE) if code in codes.values()), 1),
+        {rank: _death(code) for rank, code in wordless.items()},
+    )
 
 
 def _death(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL (the system does that where memory runs out)"
-    if code < 0:
-        known = -code in {number.value for number in signal.Signals}
-        return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"
-    return f"left with exit code {code}"
+    if code >= 0:
+        return f"left with exit code {code}"
+    known = -code in {number.value for number in signal.Signals}
+    return f"was killed by {signal.Signals(-code).name if known else f'signal {-code}'}"

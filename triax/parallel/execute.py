@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from triax.nn.decoder import Decoder
+from triax.parallel.progress import Progress
 from triax.parallel.shard import before_backward, release
 from triax.spec.layout import Layout
 from triax.spec.schedule import ScheduleTable
@@ -54,24 +55,28 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs a table of one stage."""
 
-    def __init__(self, table: ScheduleTable, stage: Decoder, layout: Layout) -> None:
-        self._table, self._stage, self._layout = table, stage, layout
+    def __init__(self, table: ScheduleTable, stage: Decoder, layout: Layout, progress: Progress) -> None:
+        self._stage, self._layout, self._progress = stage, layout, progress
+        self._actions = tuple(table.actions(0))
 
     def execute(self, batches: Sequence[Microbatch], scale: Tensor) -> Tensor:
         """See ``Executor.execute``."""
         losses: dict[int, Tensor] = {}
         total = torch.zeros((), dtype=torch.float64, device=scale.device)
         backwards = 0
-        for action in self._table.actions(0):
+        self._progress.follow(self._actions)
+        for action in self._actions:
+            self._progress.begin(action)
             if action.kind == "F":
                 losses[action.microbatch] = self._forward(batches[action.microbatch])
-                continue
-            backwards += 1
-            is_last = backwards == self._layout.microbatches
-            before_backward(self._stage, self._layout.zero, is_last_microbatch=is_last)
-            loss = losses.pop(action.microbatch)
-            total += loss.detach()
-            (loss * scale.to(loss.dtype)).backward()
+            else:
+                backwards += 1
+                is_last = backwards == self._layout.microbatches
+                before_backward(self._stage, self._layout.zero, is_last_microbatch=is_last)
+                loss = losses.pop(action.microbatch)
+                total += loss.detach()
+                (loss * scale.to(loss.dtype)).backward()
+            self._progress.end()
         return total
 
     @torch.no_grad()

@@ -5,7 +5,8 @@ API are private: everything that touches them is in this file, and a contract te
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from itertools import product
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -14,13 +15,23 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _add_send_recv,
+    _add_unshard_reshard,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
 
 from triax.nn.decoder import Decoder
 from triax.parallel.execute import Microbatch
+from triax.parallel.progress import Progress
 from triax.parallel.shard import before_backward, release
 from triax.spec.layout import Layout
-from triax.spec.schedule import ScheduleTable, build
+from triax.spec.schedule import Action, ScheduleTable
+
+_MOST_FORWARDS_PER_RANK: Final = 4
+"""Microbatches of an evaluation that are under way at once, for each pipeline rank (*assumed*): a fifth is idle."""
 
 
 class PipelineExecutor:
@@ -28,51 +39,62 @@ class PipelineExecutor:
 
     def __init__(
         self, table: ScheduleTable, stages: Sequence[Decoder], layout: Layout, mesh: DeviceMesh, seq_len: int,
-        compute_dtype: torch.dtype, device: torch.device,
+        compute_dtype: torch.dtype, device: torch.device, progress: Progress,
     ) -> None:  # fmt: skip
         """``stages`` are those of this rank, in the order of ``table.stages_of``."""
         self._table, self._stages, self._layout, self._device = table, stages, layout, device
+        self._progress = progress
         self._group = mesh["pp"].get_group()
+        self._actions = tuple(table.actions(self._group.rank()))
         self._shapes = _Shapes(layout, seq_len, stages[0].model.hidden_size, compute_dtype)
         self._scale = torch.ones((), device=device)
         self._total = torch.zeros((), dtype=torch.float64, device=device)
-        self._training = self._runtime(table.to_csv(), layout.microbatches, self._scaled_loss)
+        self._training = self._runtime(layout.microbatches, self._scaled_loss)
+        rows = enumerate(table.to_csv().splitlines())
+        actions = {rank: [_Action.from_str(word) for word in row.split(",")] for rank, row in rows}
+        self._training._prepare_schedule_with_comms(actions)
         self._forward_only: dict[int, _PipelineScheduleRuntime] = {}
 
     def execute(self, batches: Sequence[Microbatch], scale: Tensor) -> Tensor:
         """See ``Executor.execute``."""
         self._scale = scale
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._progress.follow(self._actions)
         self._step(self._training, batches)
         return self._total
 
     @torch.no_grad()
     def evaluate(self, batches: Sequence[Microbatch]) -> Tensor:
         """See ``Executor.evaluate``."""
-        count = len(batches)
-        if count not in self._forward_only:
-            # The same order with as many microbatches; without a loss the runtime passes over its backwards.
-            table = build(self._table.name, self._table.pp, self._table.stages_per_rank, count)
-            runtime = self._runtime(table.to_csv(), count, None)
-            runtime.register_custom_function(_ComputationType.REDUCE_GRAD, _reduce_nothing)
-            self._forward_only[count] = runtime
         self._total = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._step(self._forward_only[count], batches)
+        # torch keeps what stages hand on until the end, so that a long list is walked in parts.
+        most = _MOST_FORWARDS_PER_RANK * self._table.pp
+        for first in range(0, len(batches), most):
+            self._forward(batches[first : first + most])
         for stage in self._stages:
             release(stage)
         return self._total
 
-    def _runtime(self, csv: str, microbatches: int, loss: Callable[..., Tensor] | None) -> _PipelineScheduleRuntime:
+    def _forward(self, batches: Sequence[Microbatch]) -> None:
+        count = len(batches)
+        if count not in self._forward_only:
+            self._forward_only[count] = self._runtime(count, None)
+            _prepare_forwards(self._forward_only[count], self._table, count)
+        mine = self._table.stages_of(self._group.rank())
+        self._progress.follow([Action(stage, "F", batch) for stage in mine for batch in range(count)])
+        self._step(self._forward_only[count], batches)
+
+    def _runtime(self, microbatches: int, loss: Callable[..., Tensor] | None) -> _PipelineScheduleRuntime:
         stages = [
-            ZeroStage(stage, index, self._table.num_stages, self._device, self._group, self._layout.zero, self._shapes)
+            ZeroStage(
+                stage, index, self._table.num_stages, self._device, self._group, self._layout.zero, self._shapes,
+                self._progress,
+            )
             for index, stage in zip(self._table.stages_of(self._group.rank()), self._stages, strict=True)
-        ]
+        ]  # fmt: skip
         runtime = _PipelineScheduleRuntime(list(stages), microbatches, loss_fn=loss, scale_grads=False)
         for stage in stages:
             stage.has_backward = loss is not None  # torch sets it in its own step(), which cuts batches its own way
-        rows = csv.splitlines()
-        actions = {rank: [_Action.from_str(word) for word in row.split(",")] for rank, row in enumerate(rows)}
-        runtime._prepare_schedule_with_comms(actions)
         if self._layout.zero == 3:
             # Each layer is gathered when its turn comes; torch would gather the whole stage for the whole step.
             runtime.register_custom_function(_ComputationType.UNSHARD, _mark_unsharded)
@@ -98,8 +120,17 @@ class PipelineExecutor:
             stage.clear_runtime_states()
 
 
-def _reduce_nothing(action: _Action, ctx: Any) -> None:
-    """Do nothing: a forward leaves no gradient to reduce."""
+def _prepare_forwards(runtime: _PipelineScheduleRuntime, table: ScheduleTable, count: int) -> None:
+    """Give ``runtime`` the forwards of ``count`` microbatches; torch's own preparation refuses them alone."""
+    owners = dict(enumerate(table.owners))
+    runtime.stage_index_to_group_rank = owners
+    for stage in runtime._stages:
+        stage.stage_index_to_group_rank = owners
+    rows = {}
+    for rank in range(table.pp):
+        places = product(table.stages_of(rank), range(count))
+        rows[rank] = _add_unshard_reshard([_Action(stage, _ComputationType.FORWARD, batch) for stage, batch in places])
+    runtime.pipeline_order_with_comms = _add_send_recv(rows, owners.__getitem__, table.num_stages)
 
 
 def _mark_unsharded(action: _Action, ctx: Any) -> None:
@@ -126,7 +157,7 @@ class _Shapes:
 
 
 class ZeroStage(PipelineStage):
-    """A stage whose gradients are reduced, and weights kept or dropped, as its ZeRO stage says.
+    """A stage whose gradients are reduced, and weights kept or dropped, as its ZeRO stage says; it tells its progress.
 
     torch's own keeps everything until the end of the step, which is stage 1 (and 0). Here stages 2 and 3 reduce after
     each backward; where a schedule splits backwards, after the part that makes the gradients of weights.
@@ -134,7 +165,7 @@ class ZeroStage(PipelineStage):
 
     def __init__(
         self, module: Decoder, index: int, num_stages: int, device: torch.device, group: dist.ProcessGroup, zero: int,
-        shapes: _Shapes,
+        shapes: _Shapes, progress: Progress,
     ) -> None:  # fmt: skip
         is_first, is_last = index == 0, index == num_stages - 1
         super().__init__(
@@ -142,7 +173,34 @@ class ZeroStage(PipelineStage):
             input_args=shapes.tokens if is_first else shapes.hidden,
             output_args=shapes.loss if is_last else shapes.hidden,
         )  # fmt: skip
-        self._zero = zero
+        self._zero, self._progress = zero, progress
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Run one forward, whose inputs have arrived."""
+        self._progress.begin(Action(self.stage_index, "F", fwd_chunk_id))
+        output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._progress.end()
+        return output
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Run one backward, or its first part, whose inputs have arrived."""
+        self._progress.begin(Action(self.stage_index, "B" if full_backward else "I", bwd_chunk_id))
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        self._progress.end()
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Run the second part of one backward."""
+        self._progress.begin(Action(self.stage_index, "W", bwd_chunk_id))
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._progress.end()
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Reduce what gradients were not reduced in the backwards."""
+        self._progress.enter_phase(f"reducing the gradients of stage {self.stage_index}")
+        super().perform_reduce_grad(grad_scale_factor)
+        self._progress.wait()
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False

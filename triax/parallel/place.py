@@ -11,6 +11,7 @@ from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
 from triax.parallel.execute import Executor, LocalExecutor
 from triax.parallel.pipeline import PipelineExecutor
+from triax.parallel.progress import Progress
 from triax.parallel.recompute import wrap_recompute
 from triax.parallel.shard import DTYPES, shard
 from triax.parallel.tensor import split_tensors
@@ -88,9 +89,10 @@ def _chunk(whole: range, parts: int, index: int) -> range:
 
 def make_executor(
     table: ScheduleTable, stages: Sequence[Decoder], layout: Layout, precision: PrecisionSpec, mesh: DeviceMesh,
-    seq_len: int, device: torch.device,
+    seq_len: int, device: torch.device, progress: Progress | None = None,
 ) -> Executor:  # fmt: skip
-    """Return what runs ``table`` on this rank's ``stages``."""
+    """Return what runs ``table`` on this rank's ``stages`` and tells ``progress`` of every action."""
+    progress = progress or Progress()
     if layout.pp == 1:
-        return LocalExecutor(table, stages[0], layout)
-    return PipelineExecutor(table, stages, layout, mesh, seq_len, DTYPES[precision.compute], device)
+        return LocalExecutor(table, stages[0], layout, progress)
+    return PipelineExecutor(table, stages, layout, mesh, seq_len, DTYPES[precision.compute], device, progress)

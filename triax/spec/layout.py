@@ -126,6 +126,12 @@ class Layout(Value):
         here = self.coordinate(rank)
         return here.dp_replicate * self.dp_shard + here.dp_shard
 
+    def describe_rank(self, rank: int) -> str:
+        """Return a rank and where it sits along the axes that are cut: ``"rank 3 (pp=1 tp=1)"``."""
+        here = self.coordinate(rank)
+        place = " ".join(f"{axis}={getattr(here, axis)}" for axis in AXES if self.degree(axis) > 1)
+        return f"rank {rank} ({place})" if place else f"rank {rank}"
+
     def describe(self) -> str:
         """Return the layout as a user would type it, degrees of one left out: ``"dp_shard=4 zero=3"``."""
         degrees = [f"{axis}={self.degree(axis)}" for axis in AXES if self.degree(axis) > 1] or ["one rank"]

@@ -7,6 +7,7 @@ from math import prod
 from typing import Final
 
 from triax.errors import BadInput
+from triax.spec.check import check
 from triax.spec.faults import validated
 from triax.spec.layout import AXES, Axis, Layout
 from triax.spec.legal_values import divisors, either, multiples
@@ -27,9 +28,10 @@ _MICROBATCHES_PER_STAGE: Final = 4
 
 
 def resolve_layout(run: Run, world_size: int) -> Layout:
-    """Return the layout of ``run`` on ``world_size`` ranks; raise BadInput where the given keys leave none.
+    """Return the layout of ``run`` on ``world_size`` ranks.
 
-    What contradicts the run is left for ``triax.spec.check`` to refuse, together with everything else that is wrong.
+    Raises BadInput where the given keys leave none, with what else is wrong with them. Where there is one, it is for
+    ``triax.spec.check`` to say what is wrong with it.
     """
     if world_size < 1:
         raise BadInput(f"{world_size} ranks train nothing: start 1 or more.")
@@ -37,28 +39,39 @@ def resolve_layout(run: Run, world_size: int) -> Layout:
     zero = run.layout.zero
     if zero is None:
         zero = _ZERO_OF_SPLIT_BACKWARDS if splits_backward(schedule) else _ZERO
-    degrees = _degrees(run.layout, "dp_replicate" if zero == 0 else "dp_shard", world_size)
+    degrees, misfit = _degrees(run.layout, "dp_replicate" if zero == 0 else "dp_shard", world_size)
     sequences, microbatches = _cut_step(run, degrees["dp_replicate"] * degrees["dp_shard"])
     given = run.layout.model_dump(exclude_none=True)
     given.setdefault("stages_per_rank", schedule_kind(schedule).min_stages_per_rank)
     resolved = {"zero": zero, "sequences_per_microbatch": sequences, "microbatches": microbatches}
-    return validated(Layout, given | degrees | resolved, f"the layout on {world_size} ranks")
+    layout = validated(Layout, given | degrees | resolved, f"the layout on {world_size} ranks")
+    if misfit:
+        # Another number of ranks changes how a step is cut, and nothing else that can be wrong.
+        others = [
+            refusal.message for refusal in check(layout, run) if refusal.key not in ("data_ranks", "microbatches")
+        ]
+        raise BadInput("\n".join([misfit, *others]))
+    return layout
 
 
-def _degrees(request: LayoutRequest, rest: Axis, world_size: int) -> dict[str, int]:
-    """Return a degree for each axis; ``rest`` takes the ranks that the others leave, unless it is given."""
+def _degrees(request: LayoutRequest, rest: Axis, world_size: int) -> tuple[dict[str, int], str]:
+    """Return a degree for each axis, and why they do not make up the ranks (empty where they do).
+
+    ``rest`` takes the ranks that the others leave, unless it is given.
+    """
+    misfit = ""
     given: dict[Axis, int | None] = {axis: getattr(request, axis) for axis in AXES}
     degrees = {axis: given[axis] or 1 for axis in AXES}
     group = prod(degrees.values())
     if given[rest] is None:
         if world_size % group:
             said = " ".join(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
-            raise BadInput(
+            misfit = (
                 f"{said} takes ranks in groups of {group}, and {world_size} ranks are no multiple of that: start "
                 f"{either(multiples(group, world_size))} ranks."
             )
-        degrees[rest] = world_size // group
-    return {str(axis): degree for axis, degree in degrees.items()}
+        degrees[rest] = max(world_size // group, 1)
+    return {str(axis): degree for axis, degree in degrees.items()}, misfit
 
 
 def _cut_step(run: Run, data_ranks: int) -> tuple[int, int]:

@@ -133,6 +133,8 @@ class WatchSpec(Value):
     console_every: Count = Field(default=10, ge=1)
     """Steps between console lines."""
     tensorboard: bool = True
+    timeline_steps: Counts = ()
+    """Steps in which every rank writes down when it ran what, for `triax schedule --from` (1 is the first step)."""
 
 
 class LayoutRequest(Value):

@@ -11,18 +11,15 @@ from triax.data.batch import Batches, batches_of
 from triax.data.corpus import Corpus
 from triax.errors import Preempted, StoppedByGuard, TriaxError
 from triax.parallel.launch import Process
-from triax.parallel.mesh import build_mesh
-from triax.parallel.place import make_executor, place
-from triax.parallel.tied import TiedEmbedding
+from triax.parallel.progress import Progress
 from triax.spec.flops import attended_by
 from triax.spec.model import ModelSpec
 from triax.spec.plan import Plan
 from triax.spec.run import Run
-from triax.spec.schedule import build
 from triax.spec.weights import num_parameters
+from triax.train.assemble import assemble
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.learning_rate import learning_rate
-from triax.train.optimizer import Optimizer
 from triax.train.origin import began_with, begin
 from triax.train.reporter import Reporter
 from triax.train.run_folder import RunFolder, write_atomically
@@ -30,6 +27,7 @@ from triax.train.saver import Saver
 from triax.train.state import TrainState, restore, tensors_of
 from triax.train.step import PendingReport, Stepper
 from triax.train.stop import StopWish
+from triax.train.timeline import save_timeline
 from triax.units import format_count
 from triax.watch.metrics import StepRecord
 
@@ -39,29 +37,23 @@ _ATTENTION_SAMPLE = 256
 
 def train(
     plan: Plan, folder: RunFolder, process: Process, corpus: Corpus, *, run_text: str = "",
-    wish: StopWish | None = None, quiet: bool = False,
+    wish: StopWish | None = None, progress: Progress | None = None, quiet: bool = False,
 ) -> None:  # fmt: skip
     """Train ``plan`` from the newest checkpoint in ``folder`` (or from the start) to its last step.
 
     ``run_text`` is the run file as the user wrote it, empty where there is none; ``wish`` says when this rank is asked
-    to stop (None: never). Raises Preempted where a rank was and the state is saved, StoppedByGuard where numbers cannot
-    be right, BadInput where the folder's checkpoints cannot be gone on from: nothing is written then.
+    to stop (None: never); ``progress`` is told what this rank does. Raises Preempted where a rank was asked to stop and
+    the state is saved, StoppedByGuard where numbers cannot be right, BadInput where the folder's checkpoints cannot be
+    gone on from: nothing is written then.
     """
     run, layout = plan.run, plan.layout
-    mesh = build_mesh(layout, process.device.type)
-    stages = place(run.model, layout, run.precision, mesh, process.device)
-    optimizer = Optimizer(stages, run.model, run.optimizer, process.device)
+    progress = progress or Progress(device=process.device)
     batches = batches_of(
         corpus, seq_len=run.data.seq_len, attend_across_documents=run.data.attend_across_documents,
         eval_sequences=run.eval.sequences, seed=run.train.seed,
     )  # fmt: skip
-    table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
-    executor = make_executor(table, stages, layout, run.precision, mesh, run.data.seq_len, process.device)
-    tied = TiedEmbedding(stages, layout, table)
-    stepper = Stepper(
-        run, layout, executor, optimizer, batches, tied, mesh, layout.data_rank(process.rank),
-        process.device,
-    )  # fmt: skip
+    parts = assemble(run, layout, process, batches, progress)
+    stages, optimizer, stepper = parts.stages, parts.optimizer, parts.stepper
     disk_group = dist.new_group(backend="gloo")
     data_fingerprint = corpus.fingerprint
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
@@ -85,7 +77,8 @@ def train(
             _stop_unless_committed(guard.judge_guess(stepper.loss_of_guessing(state.next_sample)))
         saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter)
         reads_late = process.device.type == "cuda"
-        _Loop(run, folder, stepper, batches, guard, reporter, saver, wish or StopWish(), reads_late, state).run()
+        wish = wish or StopWish()
+        _Loop(plan, folder, process, stepper, progress, batches, guard, reporter, saver, wish, reads_late, state).run()
 
 
 def _stop_unless_committed(judgement: Judgement) -> None:
@@ -149,9 +142,11 @@ class _Loop:
     decides (to save, to stop) comes after the read.
     """
 
-    run_spec: Run
+    plan: Plan
     folder: RunFolder
+    process: Process
     stepper: Stepper
+    progress: Progress
     batches: Batches
     guard: Guard
     reporter: Reporter
@@ -163,6 +158,10 @@ class _Loop:
     pending: _Pending | None = None
     mark_s: float = field(default_factory=time.perf_counter)
     """When the last step was read."""
+
+    @property
+    def run_spec(self) -> Run:
+        return self.plan.run
 
     def run(self) -> None:
         """Step until the last step, a wish to stop, or a verdict that says stop; save at the end."""
@@ -178,9 +177,11 @@ class _Loop:
             if not self.reads_late or is_eval_due or is_save_due or done in (first + 1, run.train.steps):
                 self._settle(with_eval=is_eval_due)
             if is_save_due and done < run.train.steps:
+                self.progress.enter("saving")
                 self.saver.save(self.state, wait=not run.checkpoint.background)
                 saved = done
         self._settle(with_eval=False)
+        self.progress.enter("saving")
         if saved != self.state.step:
             self.saver.save(self.state, wait=True)
         self.saver.finish()
@@ -191,7 +192,12 @@ class _Loop:
         started_s = time.perf_counter()
         batches = self.stepper.read_batches(state.next_sample)
         data_s = time.perf_counter() - started_s
+        is_timed = state.step + 1 in run.watch.timeline_steps
+        if is_timed:
+            self.progress.time_actions()
         report = self.stepper.take(state.step, batches, asks_stop=self.wish.is_asked)
+        if is_timed:
+            save_timeline(self.progress, state.step + 1, self.plan.layout, self.process, self.folder)
         self._settle(with_eval=False)
         self.pending = _Pending(report, state.next_sample, data_s)
         self.state = TrainState(

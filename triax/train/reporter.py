@@ -3,8 +3,12 @@
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
+
+import torch
+import torch.distributed as dist
 
 from triax.parallel.launch import Process
 from triax.parallel.shard import DTYPES
@@ -13,7 +17,7 @@ from triax.spec.plan import Plan
 from triax.train.run_folder import RunFolder
 from triax.watch.console import Console
 from triax.watch.device import DeviceMeter, device_peak
-from triax.watch.metrics import PeakCheck, StepRecord, to_metrics
+from triax.watch.metrics import PeakCheck, PeakFlops, StepRecord, to_metrics
 from triax.watch.record import RunLog
 from triax.watch.sinks import Sink, TensorBoardSink, Unfailing
 
@@ -30,8 +34,7 @@ class Reporter:
         self._log = RunLog(folder.path, rank=process.rank, coordinate=plan.layout.coordinate(process.rank)._asdict())
         self._sinks: list[Sink] = []
         self._console: Console | None = None
-        # On every rank at once: local ranks that share cores also share their peak.
-        self._peak = device_peak(plan.cluster.peak_flops, process.device, DTYPES[run.precision.compute])
+        self._peak = _peak_of_all(plan, process)
         if self.is_voice:
             self._console = Console(run.train.steps, every=run.watch.console_every, quiet=quiet)
             if run.watch.tensorboard:
@@ -82,3 +85,12 @@ class Reporter:
                 closing.callback(self._console.close)
             for sink in self._sinks:
                 closing.callback(sink.close)
+
+
+def _peak_of_all(plan: Plan, process: Process) -> PeakFlops:
+    """Return the mean peak of all ranks, which call this together."""
+    dtype = DTYPES[plan.run.precision.compute]
+    peak = device_peak(plan.cluster.peak_flops, process.device, dtype, num_sharing=process.local_world_size)
+    total = torch.tensor(peak.flops_per_s, dtype=torch.float64, device=process.device)
+    dist.all_reduce(total)
+    return replace(peak, flops_per_s=float(total) / dist.get_world_size())

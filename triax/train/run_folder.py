@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,20 @@ class RunFolder:
     def stopped(self) -> Path:
         """Marker that the run was asked to stop and saved its state."""
         return self.path / "stopped.json"
+
+    def timeline(self, step: int) -> Path:
+        """When each rank ran each action of ``step``."""
+        return self.path / f"timeline-step{step:08d}.json"
+
+    def timed_steps(self) -> list[int]:
+        """Return the steps that were timed, ascending."""
+        found = (re.fullmatch(r"timeline-step([0-9]{8,19})\.json", path.name) for path in self.path.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    @property
+    def places(self) -> Path:
+        """Where the local ranks of the newest start stand (``triax.train.places``)."""
+        return self.path / ".places"
 
     def is_of_a_run(self) -> bool:
         """Return True where a run was started in the folder before."""

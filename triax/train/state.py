@@ -34,8 +34,14 @@ class TrainState:
 
 
 def tensors_of(stages: Sequence[Decoder], optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the live weights and optimizer state under their names in checkpoints."""
-    weights = {name: p.detach() for stage in stages for name, p in stage.named_parameters()}
+    """Return the live weights and optimizer state under their names in checkpoints.
+
+    Where a rank has a tied embedding twice, its first copy: ``Optimizer.copy_tied`` makes the second one from it.
+    """
+    weights: dict[str, Tensor] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            weights.setdefault(name, parameter.detach())
     return weights | optimizer.state_tensors()
 
 

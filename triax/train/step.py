@@ -12,6 +12,7 @@ from triax.data.batch import Batch, Batches
 from triax.nn.loss import IGNORE_INDEX
 from triax.parallel.execute import Executor
 from triax.parallel.mesh import data_mesh
+from triax.parallel.progress import Progress
 from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, mean_over_ranks, sum_step
 from triax.parallel.tensor import sum_replicated
 from triax.parallel.tied import TiedEmbedding
@@ -70,36 +71,49 @@ class Stepper:
 
     def __init__(
         self, run: Run, layout: Layout, executor: Executor, optimizer: Optimizer, batches: Batches,
-        tied: TiedEmbedding, mesh: DeviceMesh, data_rank: int, device: torch.device,
+        tied: TiedEmbedding, mesh: DeviceMesh, data_rank: int, device: torch.device, progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        """``mesh`` is that of ``layout``; ``executor`` runs the step's schedule."""
+        """``mesh`` is that of ``layout``; ``executor`` runs the step's schedule; ``progress`` is told of the rest."""
         self._run, self._layout, self._executor = run, layout, executor
         self._optimizer, self._batches = optimizer, batches
         self._mesh, self._data_rank, self._device = mesh, data_rank, device
         self._tied, self._group = tied, data_mesh(mesh).get_group()
+        self._progress = progress or Progress()
 
     def take(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
-        """Make update ``step`` from this rank's microbatches ``batches`` and return its report, not yet read.
+        """Make update ``step`` (0 is the first) from this rank's microbatches and return its report, not yet read.
 
         Nothing changes where the loss or the norm is not finite: that is decided on the device, from reduced numbers.
         """
+        report = self.accumulate(step, batches, asks_stop=asks_stop)
+        self.update(report)
+        return report
+
+    def accumulate(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
+        """Leave the gradients of update ``step`` in place, summed over all ranks and not clipped; return its report."""
+        self._progress.enter(f"step {step + 1}")
+        self._progress.enter_phase("counting tokens")
         local_count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
         count = count_over_data(local_count, self._group, self._device)
         on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
-        scale = self._layout.data_ranks / count
-        loss_sum = self._executor.execute(on_device, scale)
+        loss_sum = self._executor.execute(on_device, self._layout.data_ranks / count)
+        self._progress.enter_phase("summing gradients")
         parameters = self._optimizer.parameters
         sum_replicated(parameters, self._mesh)
         self._tied.sum_gradients()
+        self._progress.enter_phase("summing loss and norm")
         counted = [parameter for parameter in parameters if parameter is not self._tied.copy]
-        sums = sum_step(loss_sum, count, counted, [asks_stop], self._layout)
-        gradients = local_gradients(parameters)
-        max_norm = self._run.optimizer.max_grad_norm
+        return PendingReport(step, count, sum_step(loss_sum, count, counted, [asks_stop], self._layout))
+
+    def update(self, report: PendingReport) -> None:
+        """Clip the gradients that are in place and apply them, unless the step's numbers are not finite."""
+        self._progress.enter_phase("updating weights")
+        sums, max_norm = report.sums, self._run.optimizer.max_grad_norm
         if max_norm:
-            clip(gradients, sums.grad_norm, max_norm)
-        rate = learning_rate(step, self._run.learning_rate, self._run.train.steps)
+            clip(local_gradients(self._optimizer.parameters), sums.grad_norm, max_norm)
+        rate = learning_rate(report.step, self._run.learning_rate, self._run.train.steps)
         self._optimizer.update(rate, sums.loss.isfinite() & sums.grad_norm.isfinite())
-        return PendingReport(step, count, sums)
+        self._progress.enter_phase("end of the step")
 
     def read_batches(self, first_sample: int) -> "list[Batch]":
         """Return this rank's microbatches of the step whose first sample is ``first_sample``."""
@@ -136,6 +150,7 @@ class Stepper:
         return self._mean_loss([replace(batch, labels=np.where(batch.labels == IGNORE_INDEX, IGNORE_INDEX, guesses))])
 
     def _mean_loss(self, batches: "list[Batch]") -> float:
+        self._progress.enter("evaluation")
         count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
         loss_sum = self._executor.evaluate([DeviceBatch.of(batch, self._device) for batch in batches])
         return mean_over_ranks(loss_sum, count, self._layout)

@@ -1,15 +1,19 @@
 """What does one rank's process do from its first line to its exit code?
 
-Ranks tell of a failure once: the first to fail claims the right to speak in the store that all share. A rank that only
-lost its peers leaves the word to whoever knows why.
+Ranks tell of a failure once. The first that fails by a fault of its own claims the right to speak in the store that all
+share. A rank that only lost a peer is an echo: it leaves its last word with the process that started it, which knows
+who was killed and who never answered; where nobody waits for it, as under torchrun, it leaves the word to whoever knows
+more, and speaks then.
 """
 
+import faulthandler
 import logging
 import os
 import sys
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,17 +23,29 @@ from torch.distributed import DistError, Store
 from triax.data.corpus import Corpus, open_corpus
 from triax.errors import TriaxError
 from triax.parallel.launch import Process, peers, process_from_environment
+from triax.parallel.progress import Progress
+from triax.spec.layout import Layout
 from triax.spec.plan import Plan
 from triax.train.corpus import share_tokens
 from triax.train.loop import train
 from triax.train.message import tell, write_anything
+from triax.train.places import NO_ANSWER, Places, open_places
 from triax.train.run_folder import RunFolder
 from triax.train.stop import StopWish, stop_signals
+from triax.units import format_seconds
 
-_LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
+_TIMED_OUT: Final = ("Timed out", "wait timeout")
+_PEER_GONE: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+"""What torch says in gloo's words where a peer does not answer, and where it has gone."""
+
+_ECHO_AFTER_S: Final = 1.0
+"""An echo leaves so much later, since torchelastic tells of one worker alone: the first it finds dead should be the one
+that explains the others."""
 
 _GRACE_S: Final = 2.0
-"""For how long a rank that only lost its peer leaves the word to whoever knows why the peer died."""
+"""For how long an echo that nobody waits for leaves the word to whoever knows why the peer died."""
+
+_GO_ON: Final = "start the same command again to go on from the newest checkpoint."
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,18 @@ class Order:
     tokens: str | None
     """Address of the prepared corpus; None: this server's first rank prepares them."""
     quiet: bool = False
+    places: str | None = None
+    """File of ``triax.train.places``; None: nobody waits for this rank's last word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What a rank has once it has met its peers."""
+
+    process: Process
+    store: Store
+    progress: Progress
+    wish: StopWish
 
 
 def work(order: Order) -> None:
@@ -63,64 +91,147 @@ def leave(code: int) -> None:
 
 def train_as_rank(order: Order) -> int:
     """Train as the rank that the environment says; return the exit code, with one message for all ranks."""
+    plan, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder))
+
+    def body(rank: Rank) -> None:
+        corpus = _tokens(order, plan, rank)
+        train(
+            plan, folder, rank.process, corpus, run_text=order.run_text, wish=rank.wish, progress=rank.progress,
+            quiet=order.quiet,
+        )  # fmt: skip
+
+    def holding(process: Process) -> AbstractContextManager[None]:
+        return folder.held_by_rank_0() if process.rank == 0 else nullcontext()
+
+    return run_as_rank(body, plan.layout, plan.run.train.timeout_s, order.places, holding)
+
+
+def _tokens(order: Order, plan: Plan, rank: Rank) -> Corpus:
+    if order.tokens is not None:
+        return open_corpus(order.tokens)
+    rank.progress.enter("the wait for prepared tokens")
+    process = rank.process
+    server = process.rank // process.local_world_size
+    return share_tokens(plan.run, rank.store, server, is_first_of_server=process.local_rank == 0)
+
+
+def _holding_nothing(_process: Process) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def run_as_rank(
+    body: Callable[[Rank], None], layout: Layout, timeout_s: float, places_file: str | None = None,
+    holding: Callable[[Process], AbstractContextManager[None]] = _holding_nothing,
+) -> int:  # fmt: skip
+    """Run ``body`` as the rank that the environment says, among peers that answer within ``timeout_s``; return the exit
+    code.
+
+    ``layout`` tells where the rank stands. What ``holding`` returns is held from before the meeting to the end.
+    """
     logging.basicConfig(format="triax: %(message)s", level=logging.WARNING)
     write_anything()
-    plan, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder))
-    process: Process | None = None
-    store: Store | None = None
-    wish = StopWish()
+    # What failed is told in one sentence: without the schedule, and without the stacks of all threads at an abort.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
+    faulthandler.disable()
+    voice = _Voice(layout)
     try:
         with ExitStack() as held:
-            held.enter_context(stop_signals(wish))
-            process = process_from_environment()
-            if process.rank == 0:
-                held.enter_context(folder.held_by_rank_0())
-            store = held.enter_context(peers(process, plan.run.train.timeout_s))
-            corpus = _tokens(order, plan, process, store)
-            train(plan, folder, process, corpus, run_text=order.run_text, wish=wish, quiet=order.quiet)
+            held.enter_context(stop_signals(voice.wish))
+            process = voice.process = process_from_environment()
+            voice.places = None if places_file is None else open_places(Path(places_file))
+            slot = None if voice.places is None else voice.places.phase_slot(process.local_rank)
+            voice.progress = Progress(slot, process.device)
+            held.enter_context(holding(process))
+            voice.progress.enter("the meeting of all ranks")
+            voice.store = held.enter_context(peers(process, timeout_s))
+            voice.progress.enter("the start")
+            body(Rank(process, voice.store, voice.progress, voice.wish))
     except TriaxError as error:
-        if _speaks(store):
-            tell(str(error))
+        voice.tell(str(error))
         return error.exit_code
     except Exception as error:
-        _tell_of_fault(error, process, store, wish)
+        echo = _echo(error, timeout_s)
+        if voice.store is None and isinstance(error, DistError):
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            voice.tell(f"{voice.who} could not meet the other ranks at {where}: {_first_line(error)}")
+        elif echo is None:
+            voice.tell_trace(error)
+        else:
+            voice.tell_echo(echo)
         return 1
     return 0
 
 
-def _tokens(order: Order, plan: Plan, process: Process, store: Store) -> Corpus:
-    if order.tokens is not None:
-        return open_corpus(order.tokens)
-    server = process.rank // process.local_world_size
-    return share_tokens(plan.run, store, server, is_first_of_server=process.local_rank == 0)
+class _Voice:
+    """How a rank tells of its failure, with what it knows by then."""
 
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.progress, self.wish = layout, Progress(), StopWish()
+        self.process: Process | None = None
+        self.store: Store | None = None
+        self.places: Places | None = None
 
-def _tell_of_fault(error: Exception, process: Process | None, store: Store | None, wish: StopWish) -> None:
-    """Say what went wrong where it is no sentence of triax: a peer that is gone, peers that were not met, or a bug."""
-    who = f"rank {process.rank}" if process else "this process"
-    lost = next((cause for cause in _LOST_PEER if cause in str(error)), None)
-    if store is None and isinstance(error, DistError):
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        tell(f"{who} could not meet the other ranks at {where}: {_first_line(error)}")
-    elif lost is not None:
+    @property
+    def who(self) -> str:
+        return self.layout.describe_rank(self.process.rank) if self.process is not None else "this process"
+
+    def tell(self, message: str) -> None:
+        """Tell of a fault of this rank's own, unless another rank has told of one."""
+        self._end_as_told()
+        if self._speaks():
+            tell(message)
+
+    def tell_trace(self, error: Exception) -> None:
+        """Tell of a fault that nobody foresaw, with where it is in the code."""
+        self._end_as_told()
+        if self._speaks():
+            trace = "".join(traceback.format_exception(error))
+            sys.stderr.write(f"triax: {self.who} failed by what nobody foresaw during {self.progress.phase}:\n{trace}")
+            sys.stderr.flush()
+
+    def tell_echo(self, what: str) -> None:
+        """Tell that this rank lost a peer: to who waits for it, else to everybody."""
+        message = f"{self.who} {what} during {self.progress.phase}"
+        if self.places is not None and self.process is not None:
+            self.places.end(self.process.local_rank, "lost", message)
+            time.sleep(_ECHO_AFTER_S)
+            return
         # The agent of this server sees at once which process died, tells this one to stop, and names the other.
-        if not wish.is_asked:
+        if not self.wish.is_asked:
             time.sleep(_GRACE_S)
-        if not wish.is_asked and _speaks(store):
-            tell(f"{who} lost a peer ({lost}); start the same command again to go on from the newest checkpoint.")
-    elif _speaks(store):
-        sys.stderr.write(f"triax: {who} failed by what nobody foresaw:\n{''.join(traceback.format_exception(error))}")
-        sys.stderr.flush()
+        if not self.wish.is_asked and self._speaks():
+            tell(f"{message}; {_GO_ON}")
+
+    def _end_as_told(self) -> None:
+        if self.places is not None and self.process is not None:
+            self.places.end(self.process.local_rank, "told")
+
+    def _speaks(self) -> bool:
+        """Return whether this rank is the first that fails; of ranks that cannot know, one of each server speaks."""
+        if self.store is not None:
+            try:
+                return self.store.add("triax/failures", 1) == 1
+            except RuntimeError:  # the rank that holds the store has left
+                pass
+        return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def _speaks(store: Store | None) -> bool:
-    """Return whether this rank is the first that fails; of ranks that cannot know, one of each server speaks."""
-    if store is not None:
-        try:
-            return store.add("triax/failures", 1) == 1
-        except RuntimeError:  # the rank that holds the store has left
-            pass
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+def _echo(error: BaseException, timeout_s: float) -> str | None:
+    """Return in words what ``error`` tells of a peer; None where it is not about one."""
+    for cause in _chain(error):
+        text = str(cause)
+        if any(word in text for word in _PEER_GONE):
+            return "lost a peer"
+        if any(word in text for word in _TIMED_OUT):
+            return f"{NO_ANSWER} for {format_seconds(timeout_s)}"
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield ``error`` and what it came from: torch wraps what happens inside a stage."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _first_line(error: Exception) -> str:

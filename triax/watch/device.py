@@ -1,6 +1,7 @@
 """How much memory and time does this rank's device spend, and what is the most it could compute?"""
 
 import logging
+import os
 import re
 import resource
 import sys
@@ -97,21 +98,25 @@ def peak_resident_bytes() -> int:
 
 
 def device_peak(
-    declared_flops_per_s: float | None, device: torch.device, dtype: torch.dtype, *, source: str = "cluster.peak_flops"
-) -> PeakFlops:
+    declared_flops_per_s: float | None, device: torch.device, dtype: torch.dtype, *, num_sharing: int = 1,
+    source: str = "cluster.peak_flops",
+) -> PeakFlops:  # fmt: skip
     """Return the peak that was declared, in the file or key ``source``; where none was, the measured one."""
     if declared_flops_per_s is not None:
         return PeakFlops(declared_flops_per_s, source)
-    return measure_peak(device, dtype)
+    return measure_peak(device, dtype, num_sharing=num_sharing)
 
 
-def measure_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float = 0.3) -> PeakFlops:
+def measure_peak(device: torch.device, dtype: torch.dtype, *, num_sharing: int = 1, budget_s: float = 0.3) -> PeakFlops:
     """Return the best FLOP/s that square matmuls in ``dtype`` reach on ``device``, 2 n^3 operations each.
 
     Sizes double from 128 while one more call fits the time left, then the largest repeats until ``budget_s`` is spent;
     the best call counts. Starting the device's libraries comes on top, once. What a matmul reaches is below the number
-    on the data sheet, so MFU against it is higher than against that number. Ranks that share cores must measure at the
-    same moment, as they will compute: otherwise each one claims the cores of all.
+    on the data sheet, so MFU against it is higher than against that number.
+
+    ``num_sharing`` ranks of this server compute at once, each with as many threads as this one. Where that is more
+    than there are cores, each gets its part of them: what a call reaches while the others happen to sleep is no peak
+    of a rank.
     """
     best_flops_per_s, best_size = 0.0, 0
     size = 128
@@ -130,14 +135,21 @@ def measure_peak(device: torch.device, dtype: torch.dtype, *, budget_s: float = 
             size *= 2
             a, b = _square(size, device, dtype)
             _timed_matmul(a, b)
+    share = 1.0
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         del a, b
         torch.cuda.empty_cache()  # or training would seem to have reserved these matrices
     else:
-        name = f"{torch.get_num_threads()} CPU threads"
+        threads, cores = torch.get_num_threads(), _num_cores()
+        share = min(cores / (num_sharing * threads), 1.0)
+        name = f"{threads} CPU threads" + (f", of {num_sharing} ranks on {cores} cores" if share < 1 else "")
     precision = str(dtype).removeprefix("torch.")
-    return PeakFlops(best_flops_per_s, f"a {precision} matmul of size {best_size} measured on {name}")
+    return PeakFlops(share * best_flops_per_s, f"a {precision} matmul of size {best_size} measured on {name}")
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _square(size: int, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,118 @@
+"""How are programs that train the same network compared on a noisy machine? They take turns, one step each.
+
+Every program of a comparison runs on the same ranks with the same weights and the same tokens. Ratios are of pairs of
+adjacent steps; their interval is the central 95 % of bootstrapped medians.
+"""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+
+from triax.data.batch import Batches, batches_of
+from triax.nn.decoder import Decoder
+from triax.nn.init import initial_rows
+from triax.parallel.launch import Process
+from triax.parallel.place import initialise
+from triax.parallel.progress import Progress
+from triax.spec.cluster import Cluster
+from triax.spec.layout import Layout
+from triax.spec.plan import make_plan
+from triax.spec.run import Run
+from triax.spec.weights import weights_table
+from triax.train.assemble import assemble
+from triax.train.corpus import prepare_tokens
+from triax.train.guard import Guard
+from triax.train.reporter import Reporter
+from triax.train.run_folder import RunFolder
+from triax.watch.metrics import StepRecord
+
+_WARM_UP = 2
+"""Turns that are taken and not counted."""
+
+
+def make_run(folder: Path, sequences_per_step: int) -> Run:
+    """Return a Llama of 13.8 M parameters on sequences of 256 random letters."""
+    text = folder / "text.txt"
+    text.write_text("".join(chr(97 + random.Random(1).randrange(26)) for _ in range(1 << 20)), encoding="utf-8")
+    return Run.model_validate(
+        {
+            "model": {
+                "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
+                "vocab_size": 4096,
+            },
+            "data": {"train": (str(text),), "seq_len": 256, "cache_dir": str(folder)},
+            "train": {"steps": 10**6, "sequences_per_step": sequences_per_step},
+            "precision": {"compute": "fp32"},
+            "watch": {"tensorboard": True},
+        }
+    )  # fmt: skip
+
+
+def read_batches(run: Run) -> Batches:
+    """Return the samples of ``run``."""
+    return batches_of(
+        prepare_tokens(run), seq_len=run.data.seq_len, attend_across_documents=True, eval_sequences=0, seed=0
+    )
+
+
+def initial_decoder(run: Run) -> Decoder:
+    """Return the network of ``run`` on one device, with the weights it starts from in every layout."""
+    model = Decoder(run.model)
+    for weight in weights_table(run.model):
+        model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, 0, 0, weight.shape[0]))
+    return model
+
+
+def triax_steps(run: Run, layout: Layout, process: Process, batches: Batches, folder: Path) -> Callable[[], float]:
+    """Return a function that takes one step as the training loop does, and returns its loss."""
+    parts = assemble(run, layout, process, batches, Progress())
+    initialise(parts.stages, run.model, 0, layout)
+    parts.optimizer.copy_tied()
+    plan = make_plan(run, Cluster(cards_per_server=process.world_size), layout)
+    reporter = Reporter(plan, RunFolder(folder), process, run.data.seq_len / 2, quiet=True)
+    guard = Guard(run.guard, run.model)
+    steps = iter(range(10**6))
+
+    def step() -> float:
+        number = next(steps)
+        first = number * run.sequences_per_step
+        report = parts.stepper.take(number, parts.stepper.read_batches(first), asks_stop=False).read()
+        assert guard.judge(report).verdict == "commit"
+        reading = reporter.meter.read()
+        reporter.step(
+            StepRecord(
+                step=number + 1, tokens=first, loss=report.loss, grad_norm=report.grad_norm, lr=1e-3,
+                tokens_in_step=run.tokens_per_step, step_s=60.0, data_s=0.0,
+                peak_active_bytes=reading.peak_active_bytes, utilization=reading.utilization,
+                sample_hash=batches.step_hash(first, run.sequences_per_step),
+            )
+        )  # fmt: skip
+        return report.loss
+
+    return step
+
+
+def take_turns(programs: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
+    """Return the seconds of ``pairs`` steps of each program; all ranks call this together."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(pairs + _WARM_UP):
+        for name in list(programs) if turn % 2 else list(reversed(programs)):
+            dist.barrier()
+            started_s = time.perf_counter()
+            programs[name]()
+            dist.barrier()
+            if turn >= _WARM_UP:
+                seconds[name].append(time.perf_counter() - started_s)
+    return seconds
+
+
+def ratio(other: list[float], ours: list[float]) -> dict[str, float]:
+    """Return how many times as fast ``ours`` is as ``other``: median of pairs and its bootstrapped 95 % interval."""
+    pairs = [b / a for a, b in zip(ours, other, strict=True)]
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(pairs, k=len(pairs))) for _ in range(2000))
+    return {"median": statistics.median(pairs), "low": medians[50], "high": medians[1949]}
