@@ -153,7 +153,7 @@ def dtensor_steps(run: Run, layout: Layout, batches: Batches) -> Callable[[], fl
         _clip(stage, mesh)
         optimizer.step()
         optimizer.zero_grad()
-        return sum(float(loss) for loss in losses) if losses else float("nan")
+        return sum(float(loss.detach()) for loss in losses) if losses else float("nan")
 
     return step
 
@@ -181,7 +181,7 @@ def alone_steps(run: Run, layout: Layout, batches: Batches) -> Callable[[], floa
         for x, p, y in zip(tokens.chunk(parts), positions.chunk(parts), labels.chunk(parts), strict=True):
             loss = model(x, p, None, y) / labels.numel()
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
