@@ -39,9 +39,11 @@ def _sources(root: Path) -> Iterator[Path]:
 
 class _Passed:
     def __init__(self, root: Path) -> None:
-        self._file = root / ".pytest_cache" / "passed" / digest_of(root)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._names = set(self._file.read_text().splitlines()) if self._file.exists() else set()
+        path = root / ".pytest_cache" / "passed" / digest_of(root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._names = set(path.read_text().splitlines()) if path.exists() else set()
+        # Opened once: a result is reported while what its test has patched, such as a full disk, is still in place.
+        self._file = path.open("a", buffering=1)
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         done = [item for item in items if item.nodeid in self._names]
@@ -50,8 +52,10 @@ class _Passed:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            with self._file.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+            self._file.write(f"{report.nodeid}\n")
+
+    def pytest_unconfigure(self) -> None:
+        self._file.close()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._names:

@@ -7,8 +7,8 @@ import pytest
 pytest_plugins = ["pytester"]
 
 TESTS = """
-def test_one():
-    pass
+def test_one(monkeypatch):
+    monkeypatch.setattr("pathlib.Path.open", lambda self, mode: open("/dev/full", mode))
 
 def test_two():
     from pathlib import Path
