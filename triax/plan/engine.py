@@ -64,6 +64,8 @@ class Engine:
     ops_per_layer: int = 60
     """Operators of one layer, forward and backward, as the host launches them."""
     has_cuda_graphs: bool = False
+    selective_matmul_again: float = 0.0
+    """Part of the linear layers that selective recomputation repeats: torchtitan keeps every second product."""
     hides_tp: float = 0.0
     """Part of tensor parallelism's traffic that runs under matrix products (user buffers, async TP)."""
     hides_dp: float = 1.0
@@ -151,6 +153,7 @@ _TORCHTITAN: Final = replace(
     allocator_overhead=1.05,
     reports="reserved",
     norms="compiled",
+    selective_matmul_again=0.5,
 )
 _DEEPSPEED: Final = replace(
     _FSDP1,
