@@ -1,7 +1,7 @@
 """What is known of cards, servers and networks by name? Numbers in TOML files, each with its source.
 
 ``card`` and ``machine`` turn names into the values of ``triax.plan.hardware``; what a user says of a cluster
-wins over what stands here. Numbers without a published source are marked *assumed* and come back from ``assumed_numbers``.
+wins over what stands here. Numbers without a published source are marked *assumed*, and ``assumed_numbers`` names them.
 """
 
 import difflib
