@@ -44,8 +44,18 @@ class Engine:
     """A shard is rounded up to a multiple of this many numbers (Megatron: lcm(dp, 128))."""
     prefetch: int = 1
     """Units gathered ahead of the one that computes, under ZeRO-3."""
+    vocab_padding: int = 1
+    """The vocabulary is rounded up to a multiple of this times tp; 1: it is not."""
     keeps_query_copy: bool = False
     """Grouped queries are copied out of the fused projection (Megatron with Transformer Engine)."""
+    keeps_context_copy: bool = False
+    """What attention returns is kept in two orders of dims (FlashAttention-2 under a sequence-first network)."""
+    expert_output_copies: float = 0.0
+    """Tensors of the experts' output, as wide as the network, that are kept to be weighted by the router."""
+    has_transformer_engine: bool = False
+    """Its scratch space is there besides PyTorch's."""
+    cublas_workspace_bytes: float | None = None
+    """Scratch space of matrix products of one thread; absent means PyTorch's default for the card."""
     loss: Loss = "fused"
     allocator_overhead: float = 1.05
     """Bytes reserved by the allocator over bytes allocated."""
@@ -90,7 +100,7 @@ _TRIAX: Final = Engine(
     axes=("pp", "dp_replicate", "dp_shard", "tp"),
     holds_low_precision_weights=False,
     zero1_keeps_grads_whole=True,
-    loss="vocab_parallel",
+    loss="chunked",
     allocator_overhead=1.08,
     norms="eager",
     op_host_s=8e-6,
@@ -103,7 +113,9 @@ _MEGATRON: Final = Engine(
     family="megatron",
     recipes=_HALF + _FP8,
     bucket_padding=128,
+    vocab_padding=128,
     keeps_query_copy=True,
+    has_transformer_engine=True,
     loss="vocab_parallel",
     allocator_overhead=1.04,
     op_host_s=4e-6,
@@ -118,6 +130,7 @@ _MEGATRON_LM_2021: Final = replace(
     grad_reduce_bytes=2,
     bucket_padding=1,
     keeps_query_copy=False,
+    has_transformer_engine=False,
     attention="materialised",
     sequence_parallel=False,
     hides_dp=0.0,
