@@ -46,14 +46,20 @@ class Engine:
     """Units gathered ahead of the one that computes, under ZeRO-3."""
     vocab_padding: int = 1
     """The vocabulary is rounded up to a multiple of this times tp; 1: it is not."""
-    keeps_query_copy: bool = False
-    """Grouped queries are copied out of the fused projection (Megatron with Transformer Engine)."""
     keeps_context_copy: bool = False
     """What attention returns is kept in two orders of dims (FlashAttention-2 under a sequence-first network)."""
-    expert_output_copies: float = 0.0
-    """Tensors of the experts' output, as wide as the network, that are kept to be weighted by the router."""
+    makes_attention_mask: bool = False
+    """A byte for each pair of positions comes with every batch (Megatron's data loader)."""
+    keeps_rotated: bool = True
+    """Rotated queries and keys are kept beside the projection that they come from."""
+    grouped_gemm_streams: int = 0
+    """Streams of the experts' products, each with scratch space of its own."""
+    weights_expert_activations: bool = False
+    """The router's weights multiply what enters an expert's second matrix; without a gate that is no fused kernel."""
     has_transformer_engine: bool = False
     """Its scratch space is there besides PyTorch's."""
+    deferred_logit_gradients: float = 0.0
+    """Gradients of logits, of microbatches passed, that wait for the head's weight gradient at the end of a step."""
     cublas_workspace_bytes: float | None = None
     """Scratch space of matrix products of one thread; absent means PyTorch's default for the card."""
     loss: Loss = "fused"
@@ -114,7 +120,10 @@ _MEGATRON: Final = Engine(
     recipes=_HALF + _FP8,
     bucket_padding=128,
     vocab_padding=128,
-    keeps_query_copy=True,
+    weights_expert_activations=True,
+    makes_attention_mask=True,
+    keeps_rotated=False,
+    grouped_gemm_streams=4,
     has_transformer_engine=True,
     loss="vocab_parallel",
     allocator_overhead=1.04,
@@ -129,7 +138,6 @@ _MEGATRON_LM_2021: Final = replace(
     grad_bytes=4,
     grad_reduce_bytes=2,
     bucket_padding=1,
-    keeps_query_copy=False,
     has_transformer_engine=False,
     attention="materialised",
     sequence_parallel=False,

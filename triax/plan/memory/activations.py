@@ -29,7 +29,7 @@ from triax.plan.memory.stages import Probes
 from triax.plan.network import Network
 from triax.plan.workload import Workload
 
-IMBALANCE: Final = 1.0
+IMBALANCE: Final = 1.2
 """Tokens of the busiest rank's experts over the mean: 1 where a router is forced to balance."""
 
 
@@ -106,16 +106,19 @@ class _Tensors:
         width = network.query_width + network.key_width + network.value_width
         norm, norm_again = self.normed()
         projected = part * width * e
-        rotated = part * (network.query_width + network.key_width) * e if network.learned_positions == 0 else 0 * part
-        normed_heads = rotated if network.qk_norm != "none" and network.latent_attention is None else 0 * part
+        heads = part * (network.query_width + network.key_width) * e
+        is_rotated = network.learned_positions == 0 and self.engine.keeps_rotated
+        is_normed = network.qk_norm != "none" and network.latent_attention is None
+        heads = heads * (is_rotated + is_normed)
         latent, latent_again = self._latent()
         context = part * network.context_width * e
         if self.workload.precision.is_quantised:
             context = context + part * network.context_width * self.mi
-        copies = network.query_width != network.key_width and self.engine.keeps_query_copy
-        copied = part * network.context_width * e if copies or self.engine.keeps_context_copy else 0 * part
+        # With one sequence both orders of dims are the same bytes; with a cut one the order is kept all along.
+        is_copied = self.engine.keeps_context_copy & (self.c.sequences_per_microbatch > 1) & (self.c.cp == 1)
+        copied = part * network.context_width * e * is_copied
         scores, score_work = self._scores()
-        inner = projected + rotated + normed_heads + copied
+        inner = projected + heads + copied
         kept = norm + inner + latent + context + scores
         again = np.where(self.again(SELECTIVE), self.stream * e + projected + latent + context + scores,
                          norm_again + inner + latent_again + context
@@ -173,15 +176,17 @@ class _Tensors:
         norm, norm_again = self.normed()
         # Router: logits, probabilities and their gradient's mask in fp32; where each token goes.
         router = self.cut * experts.count * 12.0 + self.cut * experts.per_token * 16.0
-        sent = self.cut * experts.per_token * self.imbalance
+        # A rank with all experts has no more tokens than another.
+        sent = self.cut * experts.per_token * (1 + (self.imbalance - 1) * (1 - 1 / self.c.ep))
         width = experts.latent or network.hidden
         received = sent * self.c.etp * width * mi
         wide = sent * experts.ffn * (2 if network.is_gated else 1) * e
         active = sent * experts.ffn * mi + self._eager_gate(sent * experts.ffn)
-        returned = sent * width * e * self.engine.expert_output_copies
+        if self.engine.weights_expert_activations and not network.is_gated:
+            active = active + sent * experts.ffn * e
         shared_wide = self.tokens / self.tp * experts.shared_ffn * (2 if network.is_gated else 1) * e
         shared_active = self.tokens / self.tp * experts.shared_ffn * mi
-        own = received + wide + active + returned
+        own = received + wide + active
         kept = norm + router + own + shared_wide + shared_active
         inside = np.where(self.again(EXPERTS), 0.0, own - np.where(self.again(ACTIVATION), active, 0.0))
         shared = np.where(self.again(SHARED_EXPERTS | MLP), 0.0, shared_wide + shared_active)

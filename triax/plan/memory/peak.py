@@ -123,12 +123,12 @@ def memory(
     at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, acts, at)
     forward, backward = working_bytes(acts, at, c)
     logits = np.where(at.has_head, _logits(network, workload, engine, c, acts), 0.0)
-    ring = _ring_buffers(network, workload, c, acts)
+    passing = _ring_buffers(network, workload, c, acts) + _pipeline_buffers(workload, engine, c, acts)
     base = state.weights + state.gradients + state.optimizer
     zero = np.zeros_like(held)
     moments_activations = np.stack([held + forward, at_loss, held + backward, zero])
     moments_logits = np.stack([zero, logits, zero, zero])
-    moments_buffers = np.stack([state.gathered + ring, state.gathered + ring, state.gathered + ring, zero])
+    moments_buffers = np.stack([state.gathered + passing] * 3 + [zero])
     total = base + moments_activations + moments_logits + moments_buffers
     moment, probe = _argmax(total)
     here = np.arange(len(c))
@@ -141,7 +141,7 @@ def memory(
         "weights": state.weights[probe, here], "gradients": state.gradients[probe, here],
         "optimizer": state.optimizer[probe, here], "activations": at_peak(moments_activations),
         "logits": at_peak(moments_logits), "buffers": at_peak(moments_buffers),
-        "workspaces": np.full(len(c), workspace_bytes(card, engine)),
+        "workspaces": np.full(len(c), workspace_bytes(card, engine, network)),
     }  # fmt: skip
     allocated = sum(picked.values(), np.zeros(len(c)))
     is_mixed = network.experts is not None
@@ -153,7 +153,7 @@ def memory(
         nccl=_nccl(c),
         pipeline_rank=at.rank[probe, here],
         moment=moment,
-        at_moment=total.max(axis=1) + workspace_bytes(card, engine),
+        at_moment=total.max(axis=1) + workspace_bytes(card, engine, network),
         save_bytes=resting,
         resume_bytes=resting,
         spread=SPREAD["experts" if is_mixed else "dense"],
@@ -185,13 +185,14 @@ def _outside_kept(network: Network, workload: Workload, acts: Activations, at: P
 def _logits(network: Network, workload: Workload, engine: Engine, c: Candidates, acts: Activations) -> Numbers:
     """Bytes of logits and of what a loss makes of them, at their peak."""
     rows = padded_vocab(network, engine, c) / c.tp
-    heads = 1 + network.mtp_depth
     if engine.loss == "chunked":
         # A chunk, its copy in the compute type, and the gradient of the head summed over chunks in fp32.
         numbers = np.minimum(acts.tokens * rows, CHUNK_BYTES / 4)
         return numbers * 6.0 + rows * network.hidden * 4.0 + acts.tokens * network.hidden * 2.0
-    wider = LOSS_BYTES[engine.loss] - 2.0 + min(workload.precision.activation_bytes, 4)
-    return heads * acts.tokens * rows * wider
+    compute = workload.precision.activation_bytes
+    peak = LOSS_BYTES[engine.loss] - 2.0 + min(compute, 4) + engine.deferred_logit_gradients * compute
+    # Heads that predict further ahead are done with by then, but for probabilities that their backward needs.
+    return acts.tokens * rows * (peak + 4.0 * network.mtp_depth)
 
 
 def _ring_buffers(network: Network, workload: Workload, c: Candidates, acts: Activations) -> Numbers:
@@ -202,16 +203,23 @@ def _ring_buffers(network: Network, workload: Workload, c: Candidates, acts: Act
     return np.where(c.cp > 1, blocks + partial, 0.0)
 
 
-def workspace_bytes(card: Card, engine: Engine) -> float:
+def _pipeline_buffers(workload: Workload, engine: Engine, c: Candidates, acts: Activations) -> Numbers:
+    """What comes from and goes to neighbours: an input, an output and the gradient of each; and a mask of attention."""
+    mask = c.sequences_per_microbatch * float(workload.seq_len) ** 2 / c.cp if engine.makes_attention_mask else 0.0
+    return np.where(c.pp > 1, 4.0, 0.0) * acts.boundary + mask
+
+
+def workspace_bytes(card: Card, engine: Engine, network: Network) -> float:
     """Return bytes of the libraries' scratch space for matrix products.
 
     PyTorch gives cuBLAS 32 MiB on Hopper and 8 MiB elsewhere, in the thread of the forward and in that of the
     backward; an engine that asks for deterministic sums (``engine.cublas_workspace_bytes``) sets it. Transformer Engine
-    adds its own of 32 MiB on Hopper and later, 4 MiB before.
+    adds its own of 32 MiB on Hopper and later, 4 MiB before, one more for each stream of grouped products of experts.
     """
     is_new = card.peak_fp8 > 0
     cublas = engine.cublas_workspace_bytes or (32 * MIB if is_new and card.peak_fp4 == 0 else 8.125 * MIB)
-    return 2 * cublas + (32 * MIB if is_new else 4 * MIB) * engine.has_transformer_engine
+    streams = 1 + (engine.grouped_gemm_streams if network.experts is not None else 0)
+    return 2 * cublas + streams * (32 * MIB if is_new else 4 * MIB) * engine.has_transformer_engine
 
 
 def _nccl(c: Candidates) -> Numbers:

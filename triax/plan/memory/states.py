@@ -145,7 +145,10 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
         weights += np.where((zero == 1) | (zero == 2), copy * numbers, 0.0)
         is_whole = (zero == 0) | ((zero == 1) & engine.zero1_keeps_grads_whole)
         gradients += np.where(is_whole, numbers * kept, share * np.where(zero == 0, kept, _shard_gradient(engine)))
-        optimizer += state * (moments + (4.0 if engine.holds_low_precision_weights and is_low else 0.0))
+        master = 4.0 if engine.holds_low_precision_weights and is_low else 0.0
+        # Gradients kept in two bytes are widened for the update.
+        widened = 4.0 if master and kept < 4 else 0.0
+        optimizer += state * (moments + master + widened)
         # The unit that computes, those that come next, and the gradient of one before it is reduced.
         live = (1 + engine.prefetch) * unit * compute + outside * compute
         reducing = unit * (compute + reduced)
