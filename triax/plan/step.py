@@ -74,12 +74,27 @@ class StepTime:
 WATERFALL: Final = tuple(field.name for field in fields(StepTime))
 
 
-def combine(parts: Parts, factors: Factors) -> StepTime:
-    """Return the step of each entry of ``parts`` under ``factors``."""
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Seconds of one microbatch in all layers of the network, and what of them is not compute."""
+
+    forward: Numbers
+    backward: Numbers
+    tp: Numbers
+    cp: Numbers
+    ep: Numbers
+    host: Numbers
+    head: Numbers
+    """Of the last stage besides its layers, forward and backward: a third and two thirds."""
+    embedding: Numbers
+    """Of the first stage besides its layers, forward and backward: a half each."""
+
+
+def layers(parts: Parts, factors: Factors) -> Layers:
+    """Return what a microbatch takes under ``factors``, wherever its layers stand."""
     p, x = parts, factors
     gpu_f = x.compute * (p.matmul_f + x.attention * p.attention_f + x.memory * p.memory_f)
     gpu_b = x.compute * (p.matmul_b + x.attention * p.attention_b + x.memory * p.memory_b)
-    head = x.compute * (p.head_matmul + x.memory * p.head_memory)
     on_tp = np.where(p.tp_crosses > 0, x.across, x.inside) * (1 - p.hides_tp)
     on_ep = np.where(p.ep_crosses > 0, x.across, x.inside) * (1 - p.hides_ep)
     tp_f, tp_b, ep_f, ep_b = on_tp * p.tp_f, on_tp * p.tp_b, on_ep * p.ep_f, on_ep * p.ep_b
@@ -89,35 +104,43 @@ def combine(parts: Parts, factors: Factors) -> StepTime:
     card_f, card_b = gpu_f + tp_f + cp_f + ep_f, gpu_b + tp_b + cp_b + ep_b
     host_f, host_b = x.host * p.host_f, x.host * p.host_b
     wait_f, wait_b = _longer(card_f, host_f) - card_f, _longer(card_b, host_b) - card_b
-    layer_f, layer_b = card_f + wait_f, card_b + wait_b
-    embedding = x.compute * x.memory * p.embedding
+    return Layers(
+        forward=card_f + wait_f,
+        backward=card_b + wait_b,
+        tp=tp_f + tp_b,
+        cp=cp_f + cp_b,
+        ep=ep_f + ep_b,
+        host=wait_f + wait_b,
+        head=x.compute * (p.head_matmul + x.memory * p.head_memory),
+        embedding=x.compute * x.memory * p.embedding,
+    )
+
+
+def combine(parts: Parts, factors: Factors) -> StepTime:
+    """Return the step of each entry of ``parts`` under ``factors``."""
+    p, x, at = parts, factors, layers(parts, factors)
     ranks = Ranks(
-        first_f=p.first_part * layer_f + embedding / 2,
-        first_b=p.first_part * layer_b + embedding / 2,
-        middle_f=p.middle_part * layer_f,
-        middle_b=p.middle_part * layer_b,
-        last_f=p.last_part * layer_f + head / 3,
-        last_b=p.last_part * layer_b + head * 2 / 3,
+        first_f=p.first_part * at.forward + at.embedding / 2,
+        first_b=p.first_part * at.backward + at.embedding / 2,
+        middle_f=p.middle_part * at.forward,
+        middle_b=p.middle_part * at.backward,
+        last_f=p.last_part * at.forward + at.head / 3,
+        last_b=p.last_part * at.backward + at.head * 2 / 3,
     )
     busy, idle = closed_form_s(
         ranks, pp=p.pp, stages_per_rank=p.stages_per_rank, microbatches=p.microbatches, schedule=p.schedule
     )
-    per_microbatch = busy / p.microbatches
-    forward = per_microbatch * layer_f / (layer_f + layer_b)
+    per_microbatch, whole = busy / p.microbatches, at.forward + at.backward
+    forward = per_microbatch * at.forward / whole
     data = _data_exposed(p, x, forward, per_microbatch - forward)
     sends = x.across * 2 * p.send * (p.pp - 1 + (1 - p.hides_pp) * (p.microbatches - 1))
-    layers = layer_f + layer_b
-    of_layers = np.where(p.pp == 1, layers, np.minimum(p.middle_part * layers, per_microbatch))
-    part = p.microbatches * of_layers / layers
-    waits = {
-        "tp": part * (tp_f + tp_b), "cp": part * (cp_f + cp_b), "ep": part * (ep_f + ep_b),
-        "host": part * (wait_f + wait_b),
-    }  # fmt: skip
-    compute = busy - sum(waits.values())
+    of_layers = np.where(p.pp == 1, whole, np.minimum(p.middle_part * whole, per_microbatch))
+    part = p.microbatches * of_layers / whole
+    waits = {name: part * getattr(at, name) for name in ("tp", "cp", "ep", "host")}
     jitter = x.jitter * JITTER * np.sqrt(2 * np.log(np.maximum(p.ranks, 1.0001))) * busy
     return StepTime(
-        compute=compute, bubble=idle, pp=np.where(p.pp > 1, sends, 0.0), dp=data, optimizer=x.fixed * p.optimizer,
-        jitter=jitter, **waits,
+        compute=busy - sum(waits.values()), bubble=idle, pp=np.where(p.pp > 1, sends, 0.0), dp=data,
+        optimizer=x.fixed * p.optimizer, jitter=jitter, **waits,
     )  # fmt: skip
 
 
