@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from triax.plan import candidates as bits
-from triax.plan.candidates import Candidates, Integers, Numbers
+from triax.plan.candidates import SCHEDULE_NAMES, Candidates, Integers, Numbers
 from triax.plan.comms import (
     Group,
     all_gather_s,
@@ -24,8 +24,10 @@ from triax.plan.comms import (
 from triax.plan.compute import Work, optimizer_s, work
 from triax.plan.engine import Engine
 from triax.plan.hardware import Machine
+from triax.plan.memory.stages import stage_sizes
 from triax.plan.network import Network
 from triax.plan.workload import Workload
+from triax.spec.schedule import stage_owner
 
 STEP_HOST_S: Final = 5e-3
 """Seconds of a step that belong to no microbatch: data, logging, learning rate (*assumed*; calibrated)."""
@@ -112,7 +114,7 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
     is_full = (c.recompute & bits.FULL) > 0
     tp_f, tp_b, tp_crosses = _tensor_s(network, workload, machine, c, tokens)
     ep_f, ep_crosses = _expert_s(network, machine, c, tokens)
-    first, middle, last = _layer_parts(network, c)
+    first, middle, last = _layer_parts(network, engine, c)
     data = _data_s(network, workload, machine, engine, c, np.maximum(first, np.maximum(middle, last)))
     ones = np.ones(len(c))
     cp_f = _context_s(network, machine, c, tokens)
@@ -250,11 +252,11 @@ def _send_s(network: Network, machine: Machine, c: Candidates, tokens: Numbers) 
     return np.where(c.pp > 1, send_s(machine, c.stride("pp"), message), 0.0)
 
 
-def _layer_parts(network: Network, c: Candidates) -> tuple[Numbers, Numbers, Numbers]:
+def _layer_parts(network: Network, engine: Engine, c: Candidates) -> tuple[Numbers, Numbers, Numbers]:
     """Return layers of the first, of a middle and of the last pipeline rank, over all layers.
 
-    Without cuts every stage has as many, rounded up; what is too much is taken from the last stage, then from the
-    first, which also hold head and embedding.
+    triax cuts by cost. In other engines every stage has as many, rounded up; what is too much is taken from the last
+    stage, then from the first, which also hold head and embedding.
     """
     layers, stages = network.layers, c.pp * c.stages_per_rank
     most = np.ceil(layers / stages)
@@ -262,7 +264,11 @@ def _layer_parts(network: Network, c: Candidates) -> tuple[Numbers, Numbers, Num
     from_last = np.minimum(np.ceil(spare / 2), most)
     from_first = np.minimum(spare - from_last, most)
     rank = most * c.stages_per_rank
-    first, middle, last = rank - from_first, rank, rank - from_last
+    first: Numbers = rank - from_first
+    middle: Numbers = rank
+    last: Numbers = rank - from_last
+    if engine.family == "triax":
+        first, middle, last = _cut_by_cost(network, engine, c)
     for index, cuts in enumerate(c.cuts):
         for pp in np.unique(c.pp[c.cut == index]):
             chosen = (c.cut == index) & (c.pp == pp)
@@ -274,6 +280,20 @@ def _layer_parts(network: Network, c: Candidates) -> tuple[Numbers, Numbers, Num
     parts_of = (np.where(alone, layers, each) / layers for each in (first, middle, last))
     one, two, three = parts_of
     return one, two, three
+
+
+def _cut_by_cost(network: Network, engine: Engine, c: Candidates) -> tuple[Numbers, Numbers, Numbers]:
+    """Return layers of the first, of the fullest middle and of the last rank, as ``stage_sizes`` cuts them."""
+    code = (c.pp * (int(c.stages_per_rank.max()) + 1) + c.stages_per_rank) * len(SCHEDULE_NAMES) + c.schedule
+    _, at, spread = np.unique(code, return_index=True, return_inverse=True)
+    distinct = []
+    for index in at:
+        pp, chunks = int(c.pp[index]), int(c.stages_per_rank[index])
+        owner = stage_owner(SCHEDULE_NAMES[c.schedule[index]], pp, chunks)
+        of_rank = np.bincount(owner, weights=stage_sizes(network, engine, pp * chunks, None))
+        distinct.append((of_rank[0], of_rank[1:-1].max() if pp > 2 else of_rank.max(), of_rank[-1]))
+    first, middle, last = np.asarray(distinct).T[:, spread]
+    return first, middle, last
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from triax.plan.candidates import Candidates, Integers, Numbers
 from triax.plan.case import Case
 from triax.plan.enumerate import Fixed, count_layouts, shapes, variants
 from triax.plan.memory import Memory
-from triax.plan.step import StepTime
+from triax.plan.step import WATERFALL, StepTime
+from triax.plan.walk import MOST_SLOTS, walked
 
 SLACK: Final = 0.25
 """Layouts up to this part slower than the best are kept: alternatives, and those that need less memory."""
@@ -63,8 +64,13 @@ class Misfit:
     considered: int
 
 
-def search(case: Case, fixed: Fixed | None = None, kept: int = KEPT) -> Ranking | Misfit | None:
-    """Return the ``kept`` best layouts of ``case``; a Misfit where none fits, None where none is legal."""
+def search(
+    case: Case, fixed: Fixed | None = None, *, kept: int = KEPT, most_slots: int = MOST_SLOTS
+) -> Ranking | Misfit | None:
+    """Return the ``kept`` best layouts of ``case``; a Misfit where none fits, None where none is legal.
+
+    Pipelines of the first ones are walked, up to ``most_slots`` forwards and backwards, and ordered again.
+    """
     shaped = shapes(case, fixed)
     if not len(shaped):
         return None
@@ -85,7 +91,7 @@ def search(case: Case, fixed: Fixed | None = None, kept: int = KEPT) -> Ranking 
         best = min(best, float(step_s.min(initial=np.inf)))
     if not np.isfinite(best):
         return _nearest(case, shaped, considered)
-    return _ranked(case, _joined(found), np.concatenate(times), considered, priced, kept)
+    return _ranked(case, _joined(found), np.concatenate(times), considered, priced, kept, most_slots)
 
 
 def _bounds(case: Case, shaped: Candidates) -> Numbers:
@@ -135,14 +141,18 @@ def _nearest(case: Case, shaped: Candidates, considered: int) -> Misfit:
     return Misfit(case, nearest, case.memory(nearest), considered)
 
 
-def _ranked(case: Case, found: Candidates, step_s: Numbers, considered: int, priced: int, kept: int) -> Ranking:
+def _ranked(
+    case: Case, found: Candidates, step_s: Numbers, considered: int, priced: int, kept: int, most_slots: int
+) -> Ranking:
     order = np.argsort(step_s, kind="stable")
-    tied = order[step_s[order] <= step_s[order[0]] * (1 + TIE)]
-    chosen = tied[np.argmin(_complexity(found.take(tied)))]
+    best = found.take(order[step_s[order] <= step_s[order[0]] * (1 + SLACK)][:kept])
+    time = walked(case, best, most_slots)
+    order = np.argsort(time.step_s, kind="stable")
+    tied = order[time.step_s[order] <= time.step_s[order[0]] * (1 + TIE)]
+    chosen = tied[np.argmin(_complexity(best.take(tied)))]
     order = np.concatenate([[chosen], order[order != chosen]])
-    order = order[step_s[order] <= step_s[order].min() * (1 + SLACK)][:kept]
-    best = found.take(order)
-    time = case.time(best)
+    best = best.take(order)
+    time = StepTime(**{name: getattr(time, name)[order] for name in WATERFALL})
     return Ranking(case, best, case.memory(best), time, time.step_s, considered, priced)
 
 
