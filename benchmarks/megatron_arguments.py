@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from published_machines import CARDS, machine_of
+from published_machines import card_of, machine_of
 from published_networks import Unclear
 
 from triax.plan import candidates as bits
@@ -113,10 +113,8 @@ def read_peak_row(row: Mapping[str, str]) -> PeakRow:
 
 
 def _card(environment: str) -> Card:
-    for name in ("gb300", "gb200", "b200", "h200", "h100"):
-        if name in environment:
-            return CARDS[name]
-    return CARDS["a100-80gb"]
+    known = ("gb300", "gb200", "b200", "h200", "h100")
+    return card_of(next((name for name in known if name in environment), "a100"))
 
 
 def _recipe(given: _Arguments) -> Recipe:
@@ -293,7 +291,7 @@ def _engine(given: _Arguments, card: str) -> Engine:
     is_native = given.text("cross_entropy_fusion_impl", "native") == "native"
     test = given.text("test")
     # FlashAttention-2 runs on Ampere, and where sums must be deterministic on Blackwell; elsewhere cuDNN does.
-    is_flash_2 = card.startswith("a100") or ("b200" in card and given.flag("deterministic_mode"))
+    is_flash_2 = card.startswith("a100") or (card.startswith(("gb", "b")) and given.flag("deterministic_mode"))
     is_fused_loss = is_native and given.flag("cross_entropy_loss_fusion")
     grads = 2 if given.flag("fp16") and not given.flag("bf16") else 4
     return replace(

@@ -50,14 +50,20 @@ class Engine:
     """What attention returns is kept in two orders of dims (FlashAttention-2 under a sequence-first network)."""
     makes_attention_mask: bool = False
     """A byte for each pair of positions comes with every batch (Megatron's data loader)."""
-    keeps_rotated: bool = True
-    """Rotated queries and keys are kept beside the projection that they come from."""
+    widens_norms: bool = False
+    """A norm keeps its input in fp32 beside the compute type, where it is no fused kernel."""
+    gathers_once_in_pipeline: bool = False
+    """With pipeline parallelism ZeRO-3 gathers weights and reduces gradients once a step, as ZeRO-1 does."""
+    narrow_weights: bool = False
+    """Recipes in 8 or 4 bits keep weights in those alone, beside the fp32 masters."""
     grouped_gemm_streams: int = 0
     """Streams of the experts' products, each with scratch space of its own."""
     weights_expert_activations: bool = False
     """The router's weights multiply what enters an expert's second matrix; without a gate that is no fused kernel."""
     has_transformer_engine: bool = False
     """Its scratch space is there besides PyTorch's."""
+    loss_bytes: float | None = None
+    """Bytes a logit, of two bytes, at the peak of the loss; absent means as the kind of loss takes."""
     deferred_logit_gradients: float = 0.0
     """Gradients of logits, of microbatches passed, that wait for the head's weight gradient at the end of a step."""
     cublas_workspace_bytes: float | None = None
@@ -107,6 +113,7 @@ _TRIAX: Final = Engine(
     holds_low_precision_weights=False,
     zero1_keeps_grads_whole=True,
     loss="chunked",
+    widens_norms=True,
     allocator_overhead=1.08,
     norms="eager",
     op_host_s=8e-6,
@@ -122,7 +129,6 @@ _MEGATRON: Final = Engine(
     vocab_padding=128,
     weights_expert_activations=True,
     makes_attention_mask=True,
-    keeps_rotated=False,
     grouped_gemm_streams=4,
     has_transformer_engine=True,
     loss="vocab_parallel",
@@ -159,7 +165,8 @@ _FSDP1: Final = Engine(
     holds_low_precision_weights=False,
     zero1_keeps_grads_whole=False,
     loss="eager",
-    allocator_overhead=1.10,
+    loss_bytes=4.0,  # llm-foundry's cross-entropy writes the gradient over the logits
+    allocator_overhead=1.06,
     norms="eager",
     op_host_s=8e-6,
     ops_per_layer=90,
@@ -171,6 +178,8 @@ _TORCHTITAN: Final = replace(
     name="torchtitan",
     recipes=(*_HALF, "fp8_tensorwise", "fp8_rowwise", "mxfp8"),
     axes=("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"),
+    gathers_once_in_pipeline=True,
+    loss_bytes=None,
     allocator_overhead=1.05,
     reports="reserved",
     norms="compiled",
@@ -182,6 +191,7 @@ _DEEPSPEED: Final = replace(
     family="deepspeed",
     recipes=_HALF,
     holds_low_precision_weights=True,
+    loss_bytes=None,
     grad_bytes=2,
     grad_reduce_bytes=2,
     prefetch=2,

@@ -95,10 +95,14 @@ class _Tensors:
     def normed(self) -> tuple[Numbers, Numbers]:
         """What a norm and its residual keep: (whole, with recomputation). The input, the output that a product reads,
         the mask of the dropout before the sum."""
-        more = _NORM_COPIES[self.engine.norms] * self.stream * self.e
+        more = self.stream * max(4.0, self.e) * self.engine.widens_norms
         whole = self.stream * (self.e + self.mi + (1 if self.has_dropout else 0)) + more
         less = whole - np.where(self.again(NORMS | SELECTIVE), self.stream * self.mi + more, 0.0)
         return whole, less
+
+    def products(self, outputs: Numbers) -> Numbers:
+        """What selective recomputation keeps of the outputs of matrix products."""
+        return outputs * (1 - self.engine.selective_matmul_again)
 
     def attention(self) -> Layer:
         network, e = self.network, self.e
@@ -106,10 +110,8 @@ class _Tensors:
         width = network.query_width + network.key_width + network.value_width
         norm, norm_again = self.normed()
         projected = part * width * e
-        heads = part * (network.query_width + network.key_width) * e
-        is_rotated = network.learned_positions == 0 and self.engine.keeps_rotated
         is_normed = network.qk_norm != "none" and network.latent_attention is None
-        heads = heads * (is_rotated + is_normed)
+        heads = part * (network.query_width + network.key_width) * e * is_normed
         latent, latent_again = self._latent()
         context = part * network.context_width * e
         if self.workload.precision.is_quantised:
@@ -120,7 +122,8 @@ class _Tensors:
         scores, score_work = self._scores()
         inner = projected + heads + copied
         kept = norm + inner + latent + context + scores
-        again = np.where(self.again(SELECTIVE), self.stream * e + projected + latent + context + scores,
+        products = self.products(projected + latent + self.tokens * network.hidden * e)
+        again = np.where(self.again(SELECTIVE), self.stream * e + products + context + scores,
                          norm_again + inner + latent_again + context
                          + np.where(self.again(CORE_ATTENTION), 0.0, scores))  # fmt: skip
         again = again - np.where(self.again(LATENT_UP), inner if network.latent_attention is not None else 0.0, 0.0)
@@ -159,7 +162,8 @@ class _Tensors:
         wide = part * (2 if self.network.is_gated else 1) * self.e
         active = part * self.mi + self._eager_gate(part)
         kept = norm + wide + active
-        again = np.where(self.again(SELECTIVE), self.stream * self.e + wide,
+        products = self.products(wide + self.tokens * self.network.hidden * self.e)
+        again = np.where(self.again(SELECTIVE), products,
                          norm_again + np.where(self.again(MLP), 0.0, wide)
                          + np.where(self.again(MLP | ACTIVATION), 0.0, active))  # fmt: skip
         return Layer(kept, again, wide + active, wide + active + 2 * self.stream * self.e)
@@ -190,9 +194,9 @@ class _Tensors:
         kept = norm + router + own + shared_wide + shared_active
         inside = np.where(self.again(EXPERTS), 0.0, own - np.where(self.again(ACTIVATION), active, 0.0))
         shared = np.where(self.again(SHARED_EXPERTS | MLP), 0.0, shared_wide + shared_active)
-        again = np.where(self.again(SELECTIVE), norm_again + router + received + wide + shared_wide,
+        again = np.where(self.again(SELECTIVE), router + received + self.products(wide + received + shared_wide),
                          norm_again + router + inside + shared)  # fmt: skip
-        work = sent * self.c.etp * width * e
+        work = sent * self.c.etp * width * e  # also of what comes back
         return Layer(kept, again, 2 * work + wide, 2 * work + wide + active + 2 * self.stream * e)
 
     def mixer(self) -> Layer:
@@ -207,10 +211,6 @@ class _Tensors:
         kept = kept + part / 256 * mixer.inner * mixer.state * 4.0
         again = np.where(self.again(SELECTIVE), self.stream * self.e + part * self.e * (mixer.inner + wide), kept)
         return Layer(kept, again - norm + norm_again, part * self.e * wide, part * self.e * 3 * wide)
-
-
-_NORM_COPIES: Final = {"eager": 2.0, "fused": 0.0, "compiled": 0.0}
-"""Copies of the stream that a norm keeps beside input and output: in fp32, where it is not one kernel (*assumed*)."""
 
 
 def held_bytes(acts: Activations, counts: dict[str, Numbers], layers: dict[str, Numbers], c: Candidates) -> Numbers:

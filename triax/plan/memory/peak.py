@@ -190,7 +190,8 @@ def _logits(network: Network, workload: Workload, engine: Engine, c: Candidates,
         numbers = np.minimum(acts.tokens * rows, CHUNK_BYTES / 4)
         return numbers * 6.0 + rows * network.hidden * 4.0 + acts.tokens * network.hidden * 2.0
     compute = workload.precision.activation_bytes
-    peak = LOSS_BYTES[engine.loss] - 2.0 + min(compute, 4) + engine.deferred_logit_gradients * compute
+    kind = LOSS_BYTES[engine.loss] if engine.loss_bytes is None else engine.loss_bytes
+    peak = kind - 2.0 + min(compute, 4) + engine.deferred_logit_gradients * compute
     # Heads that predict further ahead are done with by then, but for probabilities that their backward needs.
     return acts.tokens * rows * (peak + 4.0 * network.mtp_depth)
 

@@ -128,7 +128,7 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
     if workload.lora_rank:
         return _adapter_states(network, workload, own, at, compute)
     dense_ranks, expert_ranks = shards(c)
-    zero = c.zero
+    zero = np.where((c.zero == 3) & (c.pp > 1) & engine.gathers_once_in_pipeline, 1, c.zero)
     master_whole, master_shared, copy = _weight_bytes(engine, compute)
     weights = np.zeros_like(own.dense)
     gradients, optimizer, gathered = np.zeros_like(own.dense), np.zeros_like(own.dense), np.zeros_like(own.dense)
@@ -143,7 +143,7 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
         low = np.where(zero == 3, share, numbers)
         weights += low * master_whole + np.where(zero >= 1, share, numbers) * master_shared
         weights += np.where((zero == 1) | (zero == 2), copy * numbers, 0.0)
-        is_whole = (zero == 0) | ((zero == 1) & engine.zero1_keeps_grads_whole)
+        is_whole = (zero == 0) | ((zero == 1) & (engine.zero1_keeps_grads_whole | engine.gathers_once_in_pipeline))
         gradients += np.where(is_whole, numbers * kept, share * np.where(zero == 0, kept, _shard_gradient(engine)))
         master = 4.0 if engine.holds_low_precision_weights and is_low else 0.0
         # Gradients kept in two bytes are widened for the update.
@@ -159,6 +159,8 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
         # Embedding and head keep two moments.
         optimizer += np.where(zero >= 1, own.outside / dense_ranks, own.outside) * 4.0
     cache = workload.precision.weight_cache_bytes if workload.precision.is_quantised else 0.0
+    if cache and engine.narrow_weights:
+        cache -= compute
     return States(weights + own.matmul * np.where(zero == 3, 0.0, cache), gradients, optimizer, gathered)
 
 
