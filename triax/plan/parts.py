@@ -264,9 +264,9 @@ def _layer_parts(network: Network, engine: Engine, c: Candidates) -> tuple[Numbe
     from_last = np.minimum(np.ceil(spare / 2), most)
     from_first = np.minimum(spare - from_last, most)
     rank = most * c.stages_per_rank
-    first: Numbers = rank - from_first
-    middle: Numbers = rank
-    last: Numbers = rank - from_last
+    first: Numbers = (rank - from_first).astype(np.float64)
+    middle: Numbers = rank.astype(np.float64)
+    last: Numbers = (rank - from_last).astype(np.float64)
     if engine.family == "triax":
         first, middle, last = _cut_by_cost(network, engine, c)
     for index, cuts in enumerate(c.cuts):
