@@ -80,7 +80,7 @@ def test_a_faster_network_is_never_slower() -> None:
     rows = network_speeds(ranking)
     assert [row.best_s for row in rows] == sorted((row.best_s for row in rows), reverse=True)
     assert all(row.best_s <= row.kept_s for row in rows)
-    assert rows[0].kept_s > ranking.step_s[0] > rows[-1].kept_s
+    assert rows[0].kept_s > ranking.step_s[0] >= rows[-1].kept_s
     inside = search(case_of("llama-3.1-8b", "1x8xh100", 64))
     assert isinstance(inside, Ranking)
     assert network_speeds(inside) == []
