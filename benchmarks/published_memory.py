@@ -27,16 +27,28 @@ def for_memory(raw: Mapping[str, str], row: Row) -> Row:
     profile, network, c = row.engine, row.network, row.candidates
     if not kept and profile.name not in ("nanotron", "oneflow"):
         raise Unclear("it does not say which activations are computed again")
+    if re.search(r"2p\b", raw.get("pp_schedule", "")):
+        raise Unclear("its schedule (ZB-2p) holds twice as many microbatches as any schedule here")
     if re.search(r"offload", kept, re.I):
         raise Unclear("some activations wait in the server's memory, and it does not say which")
     if re.search(r"nemo|bridge|megatron-core", framework, re.I) and profile.name == "megatron":
         # NVIDIA's performance recipes reduce gradients in bf16, and gather weights in the narrow type.
-        profile = replace(profile, grad_bytes=2, grad_reduce_bytes=2, narrow_weights=True)
+        # Their squared ReLU has a kernel that weights experts' activations as well.
+        profile = replace(
+            profile, grad_bytes=2, grad_reduce_bytes=2, narrow_weights=True, weights_expert_activations=False
+        )
     if profile.name == "torchtitan":
         is_new = row.release >= "2025-05" and raw.get("compile") == "y"
         profile = replace(profile, loss_bytes=4.0 if is_new else None)
         c = _microbatches_of_torchtitan(raw, c)
-    if profile.name in ("megatron-2021", "oneflow") and not re.search("bloom", network.name, re.I):
+    if profile.family == "deepspeed":
+        if int(c.zero[0]) == 3:
+            raise Unclear("its ZeRO-3 runs keep a part in the server's memory, and it does not say which")
+        if row.workload.precision.recipe == "fp16":
+            profile = replace(profile, grad_bytes=2)
+    if profile.name in ("megatron-2021", "megatron-deepspeed", "oneflow") and not re.search(
+        "bloom", network.name, re.I
+    ):
         network = replace(network, dropout=0.1)
     return replace(row, engine=profile, network=network, candidates=c)
 

@@ -69,15 +69,21 @@ class Engine:
     cublas_workspace_bytes: float | None = None
     """Scratch space of matrix products of one thread; absent means PyTorch's default for the card."""
     loss: Loss = "fused"
+    bucket_bytes: float = 0.0
+    """Buffers that gather weights and reduce gradients, of a size of their own."""
     allocator_overhead: float = 1.05
     """Bytes reserved by the allocator over bytes allocated."""
     reports: Literal["allocated", "reserved"] = "allocated"
     """Which of the two the framework prints as its memory."""
+    memory_spread: float = 0.03
+    """Half of the 80 % interval over the bytes, dense networks; with experts three times it."""
     memory_margin: float = 0.03
     """Part of the card's memory that a plan leaves free, dense networks; with experts three times it (assumed)."""
 
     # Time.
     attention: Attention = "flash"
+    has_own_attention: bool = False
+    """Fused attention is written for the card's generation (cuDNN, FlashAttention-3), not for Ampere's."""
     norms: Norms = "fused"
     sequence_parallel: bool = True
     """Tensor parallelism cuts norms and residuals along the sequence, as far as a layout does not say otherwise."""
@@ -131,20 +137,24 @@ _MEGATRON: Final = Engine(
     makes_attention_mask=True,
     grouped_gemm_streams=4,
     has_transformer_engine=True,
+    has_own_attention=True,
     loss="vocab_parallel",
     allocator_overhead=1.04,
+    memory_spread=0.015,
     op_host_s=4e-6,
     comm_sms=16,
 )
 _MEGATRON_LM_2021: Final = replace(
     _MEGATRON,
     name="megatron-2021",
+    memory_spread=0.05,
     recipes=_HALF,
     axes=("pp", "dp_replicate", "tp"),
     grad_bytes=4,
     grad_reduce_bytes=2,
     bucket_padding=1,
     has_transformer_engine=False,
+    loss_bytes=10.0,  # exponentials beside the logits in fp32
     attention="materialised",
     sequence_parallel=False,
     hides_dp=0.0,
@@ -155,6 +165,11 @@ _MEGATRON_DEEPSPEED: Final = replace(
     name="megatron-deepspeed",
     family="deepspeed",
     axes=("pp", "dp_replicate", "dp_shard", "tp"),
+    grad_bytes=6,  # its bf16 optimizer keeps gradients in bf16 and sums them in fp32
+    bucket_bytes=2e9,  # 5e8 numbers gathered and as many reduced at once, by default
+    allocator_overhead=1.27,
+    memory_margin=0.08,
+    memory_spread=0.08,
     op_host_s=34e-6,
 )
 _FSDP1: Final = Engine(
@@ -167,6 +182,7 @@ _FSDP1: Final = Engine(
     loss="eager",
     loss_bytes=4.0,  # llm-foundry's cross-entropy writes the gradient over the logits
     allocator_overhead=1.06,
+    memory_spread=0.1,
     norms="eager",
     op_host_s=8e-6,
     ops_per_layer=90,
@@ -181,6 +197,7 @@ _TORCHTITAN: Final = replace(
     gathers_once_in_pipeline=True,
     loss_bytes=None,
     allocator_overhead=1.05,
+    memory_spread=0.15,
     reports="reserved",
     norms="compiled",
     selective_matmul_again=0.5,
@@ -202,12 +219,15 @@ _JAX: Final = replace(
     name="jax",
     family="jax",
     recipes=_HALF + _FP8[:2],
+    has_own_attention=True,
     op_host_s=0.0,
     reports="allocated",
 )
 _NANOTRON: Final = replace(
     _MEGATRON_LM_2021,
     name="nanotron",
+    memory_spread=0.18,
+    grad_bytes=6,  # in bf16, and summed in fp32
     axes=("pp", "dp_replicate", "cp", "tp", "ep"),
     attention="flash",
     norms="eager",
@@ -216,7 +236,7 @@ _NANOTRON: Final = replace(
     op_host_s=8e-6,
     ops_per_layer=90,
 )
-_ONEFLOW: Final = replace(_MEGATRON_LM_2021, name="oneflow", op_host_s=1e-6)
+_ONEFLOW: Final = replace(_MEGATRON_LM_2021, name="oneflow", memory_spread=0.25, op_host_s=1e-6)
 _COLOSSALAI: Final = replace(_DEEPSPEED, name="colossalai")
 _ENGINES: Final = (
     _TRIAX, _MEGATRON, _MEGATRON_LM_2021, _MEGATRON_DEEPSPEED, _FSDP1, _TORCHTITAN, _DEEPSPEED, _JAX, _NANOTRON,

@@ -35,8 +35,8 @@ CONTEXT_BYTES: Final = 0.5 * GIB
 """CUDA context and loaded kernels, outside the allocator (*assumed*)."""
 NCCL_BYTES: Final = 0.2 * GIB
 """Of one communicator, outside the allocator (*assumed*; up to 0.39 GiB inside a server)."""
-SPREAD: Final = {"dense": 0.035, "experts": 0.09}
-"""Half of the 80 % interval over the predicted bytes; left-out families of published runs, see the tests."""
+LEAST_OVERHEAD: Final = 0.03
+"""Part of what is allocated that stays lost between blocks, however short memory is (*assumed*)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +89,16 @@ class Memory:
         return taken
 
     @property
+    def needed_bytes(self) -> Numbers:
+        """Least that the process can do with: an allocator that runs short gives back most of what it caches."""
+        lost = np.minimum(self.overhead, LEAST_OVERHEAD * self.allocated_bytes)
+        needed: Numbers = self.allocated_bytes + lost + self.context + self.nccl
+        return needed
+
+    @property
     def fits(self) -> NDArray[np.bool_]:
-        """Whether the card has that and the margin."""
-        verdict: NDArray[np.bool_] = self.device_bytes <= self.usable_bytes * (1 - self.margin)
+        """Whether the card has what is needed and the margin."""
+        verdict: NDArray[np.bool_] = self.needed_bytes <= self.usable_bytes * (1 - self.margin)
         return verdict
 
     def interval(self, value: Numbers) -> tuple[Numbers, Numbers]:
@@ -124,6 +131,7 @@ def memory(
     forward, backward = working_bytes(acts, at, c)
     logits = np.where(at.has_head, _logits(network, workload, engine, c, acts), 0.0)
     passing = _ring_buffers(network, workload, c, acts) + _pipeline_buffers(workload, engine, c, acts)
+    passing = passing + np.where(c.data_ranks > 1, engine.bucket_bytes, 0.0)
     base = state.weights + state.gradients + state.optimizer
     zero = np.zeros_like(held)
     moments_activations = np.stack([held + forward, at_loss, held + backward, zero])
@@ -156,7 +164,7 @@ def memory(
         at_moment=total.max(axis=1) + workspace_bytes(card, engine, network),
         save_bytes=resting,
         resume_bytes=resting,
-        spread=SPREAD["experts" if is_mixed else "dense"],
+        spread=engine.memory_spread * (3 if is_mixed else 1),
         usable_bytes=float(card.memory_bytes),
         margin=engine.memory_margin * (3 if is_mixed else 1),
     )
