@@ -136,7 +136,7 @@ def memory(
     zero = np.zeros_like(held)
     moments_activations = np.stack([held + forward, at_loss, held + backward, zero])
     moments_logits = np.stack([zero, logits, zero, zero])
-    moments_buffers = np.stack([state.gathered + passing] * 3 + [zero])
+    moments_buffers = np.stack([state.gathered + passing] * 3 + [state.widened])
     total = base + moments_activations + moments_logits + moments_buffers
     moment, probe = _argmax(total)
     here = np.arange(len(c))

@@ -48,6 +48,8 @@ class States:
     weights: Numbers
     gradients: Numbers
     optimizer: Numbers
+    widened: Numbers
+    """Gradients in fp32 for the update, of an engine that keeps them narrower."""
     gathered: Numbers
     """Whole weights and gradients of the units at work, and what gathers and reduces them."""
 
@@ -131,7 +133,7 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
     zero = np.where((c.zero == 3) & (c.pp > 1) & engine.gathers_once_in_pipeline, 1, c.zero)
     master_whole, master_shared, copy = _weight_bytes(engine, compute)
     weights = np.zeros_like(own.dense)
-    gradients, optimizer, gathered = np.zeros_like(own.dense), np.zeros_like(own.dense), np.zeros_like(own.dense)
+    gradients, optimizer, widened, gathered = (np.zeros_like(own.dense) for _ in range(4))
     kept, reduced = _gradient_bytes(workload, engine, compute)
     moments = MOMENT_BYTES[workload.optimizer]
     for numbers, ranks, unit, outside in (
@@ -146,9 +148,8 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
         is_whole = (zero == 0) | ((zero == 1) & (engine.zero1_keeps_grads_whole | engine.gathers_once_in_pipeline))
         gradients += np.where(is_whole, numbers * kept, share * np.where(zero == 0, kept, _shard_gradient(engine)))
         master = 4.0 if engine.holds_low_precision_weights and is_low else 0.0
-        # Gradients kept in two bytes are widened for the update.
-        widened = 4.0 if master and kept < 4 else 0.0
-        optimizer += state * (moments + master + widened)
+        optimizer += state * (moments + master)
+        widened += state * (4.0 if master and kept < 4 else 0.0)
         # The unit that computes, those that come next, and the gradient of one before it is reduced.
         live = (1 + engine.prefetch) * unit * compute + outside * compute
         reducing = unit * (compute + reduced)
@@ -161,7 +162,7 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
     cache = workload.precision.weight_cache_bytes if workload.precision.is_quantised else 0.0
     if cache and engine.narrow_weights:
         cache -= compute
-    return States(weights + own.matmul * np.where(zero == 3, 0.0, cache), gradients, optimizer, gathered)
+    return States(weights + own.matmul * np.where(zero == 3, 0.0, cache), gradients, optimizer, widened, gathered)
 
 
 def _weight_bytes(engine: Engine, compute: float) -> tuple[float, float, float]:
@@ -198,4 +199,4 @@ def _adapter_states(network: Network, workload: Workload, own: Owned, at: Probes
     trained = workload.lora_rank * width * at.layers["block"]
     moments = MOMENT_BYTES[workload.optimizer]
     zero = np.zeros_like(own.dense)
-    return States(own.all * compute + trained * 4.0, trained * 4.0, trained * moments, zero)
+    return States(own.all * compute + trained * 4.0, trained * 4.0, trained * moments, zero, zero)
