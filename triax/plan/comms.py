@@ -106,4 +106,5 @@ def _across(machine: Machine, peers: Group, whole_bytes: Numbers) -> Numbers:
 def _ring_latency(machine: Machine, peers: Group) -> Numbers:
     """A ring passes every domain; large groups use trees of logarithmic depth once that is shorter."""
     hops = np.minimum(peers.domains - 1, 4 * np.log2(np.maximum(peers.domains, 1)))
-    return hops * machine.across_latency_s + np.where(peers.size > 1, machine.inside_latency_s, 0.0)
+    seconds: Numbers = hops * machine.across_latency_s + np.where(peers.size > 1, machine.inside_latency_s, 0.0)
+    return seconds

@@ -24,14 +24,21 @@ FLASH_FORWARD: Final = 0.55
 FLASH_BACKWARD: Final = 0.45
 FLASH_BACKWARD_FLOPS: Final = 2.5
 """Backward over forward operations of fused attention: scores again, and four products (arXiv:2205.14135)."""
+FLASH_OF_AMPERE: Final = {"hopper": 0.65, "blackwell": 0.45}
+"""Part of that which kernels written for Ampere reach on newer cards: 350 of 650 TFLOP/s on Hopper (arXiv:2407.08608,
+figure 5); Blackwell *assumed*."""
 FLASH_TILE: Final = 128
 """Positions of a tile: a causal triangle is computed in whole tiles."""
-EAGER_TRAFFIC: Final = {"eager": 2.2, "fused": 1.0, "compiled": 0.9}
+EAGER_TRAFFIC: Final = {"eager": 2.6, "fused": 1.0, "compiled": 1.1}
 """Bytes of element-wise work over those of kernels fused by hand: fp32 copies and an operator each (*assumed*)."""
 LOSS_BYTES: Final = {"eager": 30.0, "fused": 16.0, "vocab_parallel": 20.0, "chunked": 12.0}
 """Bytes moved per logit by loss and its gradient, products not counted (*assumed*)."""
 OPTIMIZER_BYTES: Final = {"adamw": 30.0, "adam8bit": 14.0, "sgd": 14.0, "muon": 26.0, "adafactor": 20.0}
 """Bytes moved per weight that a rank updates: gradient, master, two moments in and out, weight out, norm."""
+
+
+_CAST_BYTES: Final = {"fp8_delayed": 2.5, "fp8_tensorwise": 4.0, "fp8_rowwise": 12.0, "mxfp8": 3.0, "nvfp4": 6.0}
+"""Bytes moved per number that is cast: fused with what is before it, a pass for its scale first, or kernels apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +166,7 @@ class _Kinds:
         if not self._precision.is_quantised:
             return forward, backward
         # A cast reads two bytes and writes one, twice where the transposed copy is made; scales need a pass before.
-        passes = {"fp8_delayed": 4.0, "fp8_tensorwise": 6.0, "fp8_rowwise": 7.0}.get(self._precision.recipe, 6.0)
+        passes = _CAST_BYTES.get(self._precision.recipe, 4.0)
         rate = 0.8 * self.card.memory_bytes_per_s
         return forward + groups * passes * m * k / rate, backward + groups * passes * m * n / rate
 
@@ -197,6 +204,9 @@ class _Kinds:
         width = (network.query_width + network.context_width) / (2 * network.heads)
         narrow = min(1.0, width / (width + 32.0) * 1.25)
         flops = self.tokens * network.score_flops(attended + FLASH_TILE / 2) / self.tp
+        if not self.engine.has_own_attention:
+            generation = "blackwell" if card.peak_fp4 else "hopper" if card.peak_fp8 else "ampere"
+            peak = peak * FLASH_OF_AMPERE.get(generation, 1.0)
         forward = flops / (peak * FLASH_FORWARD * narrow)
         backward = FLASH_BACKWARD_FLOPS * flops / (peak * FLASH_BACKWARD * narrow)
         return forward, backward
@@ -248,7 +258,7 @@ class _Kinds:
         width = experts.latent or network.hidden
         copies = own * experts.per_token
         activation = copies * experts.ffn / etp * (3 if network.is_gated else 2) * 2.0
-        traffic = copies * width * 2.0 * 6 + activation + own * experts.count * 4.0 * 6
+        traffic = copies * width * 2.0 * 4 + activation + own * experts.count * 4.0 * 6
         forward = traffic / (0.8 * self.card.memory_bytes_per_s)
         return forward, 1.5 * forward
 
@@ -264,7 +274,7 @@ class _Kinds:
         )
         scan = 2.0 * 256 * (mixer.inner + mixer.groups * mixer.state) + 6.0 * mixer.inner * mixer.state
         seconds = self.tokens * scan / self.tp / (self.card.peak(self._half) * FLASH_FORWARD / 3)
-        traffic = self.tokens * 12.0 * inputs / self.tp / (0.8 * self.card.memory_bytes_per_s)
+        traffic = self.tokens * 24.0 * inputs / self.tp / (0.8 * self.card.memory_bytes_per_s)
         return mixer.layers * (forward + seconds + traffic), mixer.layers * (backward + 2.5 * seconds + 2 * traffic)
 
     def elementwise(self) -> tuple[Numbers, Numbers]:

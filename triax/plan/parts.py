@@ -234,7 +234,9 @@ def _expert_s(network: Network, machine: Machine, c: Candidates, tokens: Numbers
         return np.zeros(len(c)), np.zeros(len(c))
     peers = split_group(c.ep, c.etp, machine)
     width = experts.latent or network.hidden
-    message = tokens / c.tp * c.etp * experts.per_token * width * 2.0
+    # A token goes to each rank once, however many of its experts are there: balls in ``ep`` boxes.
+    copies = c.ep * (1 - (1 - 1 / c.ep) ** experts.per_token)
+    message = tokens / c.tp * c.etp * copies * width * 2.0
     seconds = 2 * all_to_all_s(machine, peers, message) * (network.expert_layers + network.mtp_depth)
     return np.where(c.ep > 1, seconds, 0.0), ((c.ep > 1) & (peers.domains > 1)).astype(np.float64)
 

@@ -63,7 +63,7 @@ def closed_form_s(
     # Rounds of pp microbatches: an incomplete one still takes its time with several stages a rank.
     missing = np.where(stages_per_rank > 1, -microbatches % pp, 0)
     idle = idle + missing * np.where(microbatches < pp, (stages_per_rank - 1) / stages_per_rank, 0.0) * middle
-    busy: Numbers = microbatches * busiest
+    busy: Numbers = busiest * microbatches.astype(np.float64)
     return busy, np.where(alone, 0.0, idle)
 
 
