@@ -56,7 +56,7 @@ def test_the_front_trades_memory_for_time() -> None:
     ranking = found(case_of("llama-3.1-8b", "1x8xh100", 64))
     front = ranking.front
     assert np.all(np.diff(ranking.step_s[front]) >= 0)
-    assert np.all(np.diff(ranking.memory.device_bytes[front]) < 0)
+    assert np.all(np.diff(ranking.memory.needed_bytes[front]) < 0)
     assert ranking.step_s[front[0]] == ranking.step_s.min()
 
 

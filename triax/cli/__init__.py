@@ -12,6 +12,7 @@ import typer.main
 
 from triax.cli.data import data_app
 from triax.cli.huggingface import huggingface_app
+from triax.cli.plan import plan_app
 from triax.cli.tokenizer import tokenizer_app
 from triax.errors import BadInput, TriaxError
 
@@ -29,6 +30,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(config_app, name="config")
 app.add_typer(huggingface_app)
+app.add_typer(plan_app)
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file, or a plan.json where a verb takes one.")]
 Overrides = Annotated[

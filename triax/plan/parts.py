@@ -32,6 +32,9 @@ from triax.spec.schedule import stage_owner
 STEP_HOST_S: Final = 5e-3
 """Seconds of a step that belong to no microbatch: data, logging, learning rate (*assumed*; calibrated)."""
 
+EXPERT_LAUNCHES: Final = 12.0
+"""Launches and waits of a layer of experts beyond those of an ordinary layer, in those of one."""
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -204,11 +207,15 @@ def _again(network: Network, engine: Engine, c: Candidates, done: Work) -> tuple
 
 
 def _host_parts(network: Network, engine: Engine) -> float:
-    """Launches of a layer, in those of an ordinary one: routing launches many small operators."""
+    """Launches of a layer, in those of an ordinary one.
+
+    Routing launches many small operators, and waits for counts of tokens (published runs of one sequence a microbatch
+    take about ten times as long a layer as dense ones; *assumed*, calibrated).
+    """
     if engine.has_cuda_graphs:
         return 0.0
     experts = network.expert_layers / network.layers
-    return 1.0 + 1.5 * experts + (0.5 if network.latent_attention is not None else 0.0)
+    return 1.0 + EXPERT_LAUNCHES * experts + (0.5 if network.latent_attention is not None else 0.0)
 
 
 def _tensor_s(
@@ -270,7 +277,7 @@ def _layer_parts(network: Network, engine: Engine, c: Candidates) -> tuple[Numbe
     middle: Numbers = rank.astype(np.float64)
     last: Numbers = (rank - from_last).astype(np.float64)
     if engine.family == "triax":
-        first, middle, last = _cut_by_cost(network, engine, c)
+        first, middle, last = _cut_by_cost(network, c)
     for index, cuts in enumerate(c.cuts):
         for pp in np.unique(c.pp[c.cut == index]):
             chosen = (c.cut == index) & (c.pp == pp)
@@ -284,7 +291,7 @@ def _layer_parts(network: Network, engine: Engine, c: Candidates) -> tuple[Numbe
     return one, two, three
 
 
-def _cut_by_cost(network: Network, engine: Engine, c: Candidates) -> tuple[Numbers, Numbers, Numbers]:
+def _cut_by_cost(network: Network, c: Candidates) -> tuple[Numbers, Numbers, Numbers]:
     """Return layers of the first, of the fullest middle and of the last rank, as ``stage_sizes`` cuts them."""
     code = (c.pp * (int(c.stages_per_rank.max()) + 1) + c.stages_per_rank) * len(SCHEDULE_NAMES) + c.schedule
     _, at, spread = np.unique(code, return_index=True, return_inverse=True)
@@ -292,7 +299,7 @@ def _cut_by_cost(network: Network, engine: Engine, c: Candidates) -> tuple[Numbe
     for index in at:
         pp, chunks = int(c.pp[index]), int(c.stages_per_rank[index])
         owner = stage_owner(SCHEDULE_NAMES[c.schedule[index]], pp, chunks)
-        of_rank = np.bincount(owner, weights=stage_sizes(network, engine, pp * chunks, None))
+        of_rank = np.bincount(owner, weights=stage_sizes(network, pp * chunks, None, is_by_cost=True))
         distinct.append((of_rank[0], of_rank[1:-1].max() if pp > 2 else of_rank.max(), of_rank[-1]))
     first, middle, last = np.asarray(distinct).T[:, spread]
     return first, middle, last

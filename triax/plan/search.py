@@ -47,10 +47,10 @@ class Ranking:
     @property
     def front(self) -> Integers:
         """Indices of layouts that no other beats in both time and memory, fastest first."""
-        order = np.lexsort((self.memory.device_bytes, self.step_s))
-        least = np.minimum.accumulate(self.memory.device_bytes[order])
-        before = np.concatenate([[np.inf], least[:-1]])
-        front: Integers = order[self.memory.device_bytes[order] < before]
+        needed = self.memory.needed_bytes
+        order = np.lexsort((needed, self.step_s))
+        before = np.concatenate([[np.inf], np.minimum.accumulate(needed[order])[:-1]])
+        front: Integers = order[needed[order] < before]
         return front
 
 
@@ -136,7 +136,7 @@ def _open(case: Case, shaped: Candidates, fixed: Fixed | None, best: float) -> t
 
 
 def _nearest(case: Case, shaped: Candidates, considered: int) -> Misfit:
-    bytes_needed = case.memory(shaped).device_bytes
+    bytes_needed = case.memory(shaped).needed_bytes
     nearest = shaped.take([int(np.argmin(bytes_needed))])
     return Misfit(case, nearest, case.memory(nearest), considered)
 

@@ -83,7 +83,8 @@ def _stages(case: Case, c: Candidates, at: Layers, index: int) -> tuple[list[flo
     """Return the seconds of each stage's forward and backward, first stage first."""
     count = int(c.pp[index]) * _per_rank(c, index)
     cut = int(c.cut[index])
-    sizes = stage_sizes(case.network, case.engine, count, None if cut < 0 else c.cuts[cut])
+    is_by_cost = case.engine.family == "triax"
+    sizes = stage_sizes(case.network, count, None if cut < 0 else c.cuts[cut], is_by_cost=is_by_cost)
     part: Numbers = np.asarray(sizes) / case.network.layers
     forward, backward = part * at.forward[index], part * at.backward[index]
     forward[0] += at.embedding[index] / 2
