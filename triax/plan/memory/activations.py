@@ -5,6 +5,7 @@ extended to fused attention, grouped and latent heads, gated feed-forward and ex
 PyTorch save them. Bytes of one tensor-parallel rank.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,7 +27,7 @@ from triax.plan.candidates import (
 )  # fmt: skip
 from triax.plan.engine import Engine
 from triax.plan.memory.stages import Probes
-from triax.plan.network import Network
+from triax.plan.network import Experts, Network, StateSpace
 from triax.plan.workload import Workload
 
 IMBALANCE: Final = 1.2
@@ -67,8 +68,11 @@ def activations(
     tokens = c.sequences_per_microbatch * workload.seq_len / c.cp.astype(np.float64)
     cut = tokens / np.where(c.sequence_parallel == 1, c.tp, 1)
     tensors = _Tensors(network, workload, engine, c, tokens, cut, imbalance)
-    layers = {"attention": tensors.attention(), "dense": tensors.dense(), "mixer": tensors.mixer(),
-              "expert": tensors.experts()}  # fmt: skip
+    layers = {"attention": tensors.attention(), "dense": tensors.dense()}
+    if network.experts is not None:
+        layers["expert"] = tensors.experts(network.experts)
+    if network.state_space is not None:
+        layers["mixer"] = tensors.mixer(network.state_space)
     return Activations(layers, cut * network.hidden * workload.precision.activation_bytes, tokens, cut)
 
 
@@ -86,6 +90,7 @@ class _Tensors:
         self.tp = c.tp.astype(np.float64)
         self.stream = cut * network.hidden
         self.has_dropout = network.dropout > 0
+        self.wide = max(4.0, self.e) if engine.widens_norms else 0.0
 
     def again(self, bits: int) -> Integers:
         """1 where the candidate computes one of ``bits`` again."""
@@ -93,9 +98,13 @@ class _Tensors:
         return chosen
 
     def normed(self) -> tuple[Numbers, Numbers]:
-        """What a norm and its residual keep: (whole, with recomputation). The input, the output that a product reads,
-        the mask of the dropout before the sum."""
-        more = self.stream * max(4.0, self.e) * self.engine.widens_norms
+        """What the norms of half a block and its residual keep: (whole, with recomputation).
+
+        The input, the output that a product reads, a statistic in fp32, the mask of the dropout before the sum. A norm
+        after the products keeps its input alone.
+        """
+        norms = self.network.norms_per_layer / 2
+        more = self.stream * self.wide * norms + self.cut * 4.0 * norms + self.stream * self.e * (norms - 1)
         whole = self.stream * (self.e + self.mi + (1 if self.has_dropout else 0)) + more
         less = whole - np.where(self.again(NORMS | SELECTIVE), self.stream * self.mi + more, 0.0)
         return whole, less
@@ -111,7 +120,7 @@ class _Tensors:
         norm, norm_again = self.normed()
         projected = part * width * e
         is_normed = network.qk_norm != "none" and network.latent_attention is None
-        heads = part * (network.query_width + network.key_width) * e * is_normed
+        heads = part * (network.query_width + network.key_width) * (e + self.wide) * is_normed
         latent, latent_again = self._latent()
         context = part * network.context_width * e
         if self.workload.precision.is_quantised:
@@ -172,11 +181,8 @@ class _Tensors:
         """An activation that is no fused kernel keeps its own output beside the product with the gate."""
         return part * self.e if self.engine.norms == "eager" and self.network.is_gated else 0 * part
 
-    def experts(self) -> Layer:
-        network, experts = self.network, self.network.experts
-        if experts is None:
-            return Layer(0 * self.tokens, 0 * self.tokens, 0 * self.tokens, 0 * self.tokens)
-        e, mi = self.e, self.mi
+    def experts(self, experts: Experts) -> Layer:
+        network, e, mi = self.network, self.e, self.mi
         norm, norm_again = self.normed()
         # Router: logits, probabilities and their gradient's mask in fp32; where each token goes.
         router = self.cut * experts.count * 12.0 + self.cut * experts.per_token * 16.0
@@ -199,10 +205,7 @@ class _Tensors:
         work = sent * self.c.etp * width * e  # also of what comes back
         return Layer(kept, again, 2 * work + wide, 2 * work + wide + active + 2 * self.stream * e)
 
-    def mixer(self) -> Layer:
-        mixer = self.network.state_space
-        if mixer is None:
-            return Layer(0 * self.tokens, 0 * self.tokens, 0 * self.tokens, 0 * self.tokens)
+    def mixer(self, mixer: StateSpace) -> Layer:
         norm, norm_again = self.normed()
         wide = mixer.inner + 2 * mixer.groups * mixer.state
         # Projection in, convolution out, scan out, gated norm out, and states at the borders of chunks of 256.
@@ -213,7 +216,9 @@ class _Tensors:
         return Layer(kept, again - norm + norm_again, part * self.e * wide, part * self.e * 3 * wide)
 
 
-def held_bytes(acts: Activations, counts: dict[str, Numbers], layers: dict[str, Numbers], c: Candidates) -> Numbers:
+def held_bytes(
+    acts: Activations, counts: Mapping[str, Numbers], layers: Mapping[str, Numbers], c: Candidates
+) -> Numbers:
     """Return bytes of ``counts`` layers times microbatches, as the candidate recomputes."""
     is_full = (c.recompute & FULL) != 0
     blocks = np.maximum(layers["block"], 1.0)
@@ -235,7 +240,7 @@ def working_bytes(acts: Activations, at: Probes, c: Candidates) -> tuple[Numbers
     forward, backward = np.zeros(at.rank.shape), np.zeros(at.rank.shape)
     whole, kept = np.zeros(at.rank.shape), np.zeros(at.rank.shape)
     for kind, layer in acts.layers.items():
-        here = at.largest[kind]
+        here = at.layers[kind] > 0
         forward = np.maximum(forward, here * layer.forward)
         backward = np.maximum(backward, here * layer.backward)
         share = at.layers[kind] / np.maximum(at.layers["block"], 1.0)

@@ -4,8 +4,9 @@ All candidates at once. For each one a few pipeline ranks are looked at, at four
 fits before a backward, at the loss, in the backward, and in the update. The largest sum is the peak.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,8 @@ CONTEXT_BYTES: Final = 0.5 * GIB
 """CUDA context and loaded kernels, outside the allocator (*assumed*)."""
 NCCL_BYTES: Final = 0.2 * GIB
 """Of one communicator, outside the allocator (*assumed*; up to 0.39 GiB inside a server)."""
+BLOCK: Final = 1 << 14
+"""Candidates computed at once: their arrays stay in a core's cache."""
 LEAST_OVERHEAD: Final = 0.03
 """Part of what is allocated that stays lost between blocks, however short memory is (*assumed*)."""
 
@@ -61,9 +64,9 @@ class Memory:
     at_moment: NDArray[np.float64]
     """Allocated bytes, [moments, candidates]: the peak of each moment over the pipeline's ranks."""
     save_bytes: Numbers
-    """Allocated while a checkpoint is written: between steps, the rank's state at rest."""
+    """Allocated while a checkpoint is written: what the fullest rank holds between two steps."""
     resume_bytes: Numbers
-    """Allocated while a checkpoint is loaded."""
+    """Allocated while a checkpoint is loaded: that, and one tensor on its way."""
     spread: float
     """Half of the 80 % interval, over the bytes."""
     usable_bytes: float
@@ -121,13 +124,33 @@ def memory(
     ``pipeline_rank`` asks for one pipeline rank (-1 the last) instead of the one with the peak. ``imbalance`` is how
     many tokens the busiest experts get over the mean.
     """
-    c = candidates
+    if len(candidates) > BLOCK:
+        starts = range(0, len(candidates), BLOCK)
+        blocks = [candidates.take(np.arange(start, min(start + BLOCK, len(candidates)))) for start in starts]
+        return _joined([_memory(network, workload, card, engine, block, pipeline_rank, imbalance) for block in blocks])
+    return _memory(network, workload, card, engine, candidates, pipeline_rank, imbalance)
+
+
+def _joined(parts: Sequence[Memory]) -> Memory:
+    """Return the candidates of all ``parts`` in one."""
+    arrays: dict[str, Any] = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts], axis=-1)
+        for field in fields(Memory)
+        if isinstance(getattr(parts[0], field.name), np.ndarray)
+    }
+    return replace(parts[0], **arrays)
+
+
+def _memory(
+    network: Network, workload: Workload, card: Card, engine: Engine, c: Candidates, pipeline_rank: int | None,
+    imbalance: float,
+) -> Memory:  # fmt: skip
     at = probes(network, engine, c, pipeline_rank)
     own = owned(network, engine, c, at)
     state = states(network, workload, engine, c, own, at)
     acts = activations(network, workload, engine, c, imbalance)
-    held = held_bytes(acts, at.held, at.layers, c) + _outside_kept(network, workload, acts, at)
-    at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, acts, at)
+    held = held_bytes(acts, at.held, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
+    at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     forward, backward = working_bytes(acts, at, c)
     logits = np.where(at.has_head, _logits(network, workload, engine, c, acts), 0.0)
     passing = _ring_buffers(network, workload, c, acts) + _pipeline_buffers(workload, engine, c, acts)
@@ -153,7 +176,9 @@ def memory(
     }  # fmt: skip
     allocated = sum(picked.values(), np.zeros(len(c)))
     is_mixed = network.experts is not None
-    resting = picked["weights"] + picked["optimizer"] + picked["workspaces"]
+    resting = state.resting.max(axis=0) + picked["workspaces"]
+    # Tensors are read one after the other; the largest is the embedding or the head, in fp32.
+    largest = padded_vocab(network, engine, c) * network.hidden / c.tp * 4.0
     return Memory(
         **picked,
         overhead=allocated * (engine.allocator_overhead - 1),
@@ -163,7 +188,7 @@ def memory(
         moment=moment,
         at_moment=total.max(axis=1) + workspace_bytes(card, engine, network),
         save_bytes=resting,
-        resume_bytes=resting,
+        resume_bytes=resting + largest,
         spread=engine.memory_spread * (3 if is_mixed else 1),
         usable_bytes=float(card.memory_bytes),
         margin=engine.memory_margin * (3 if is_mixed else 1),
@@ -178,7 +203,9 @@ def _argmax(total: NDArray[np.float64]) -> tuple[Integers, Integers]:
     return moment, probe
 
 
-def _outside_kept(network: Network, workload: Workload, acts: Activations, at: Probes) -> Numbers:
+def _outside_kept(
+    network: Network, workload: Workload, engine: Engine, c: Candidates, acts: Activations, at: Probes
+) -> Numbers:
     """What embedding, last norm and layers that predict further ahead keep of each microbatch."""
     mask = acts.cut_tokens * network.hidden if network.dropout > 0 else 0.0
     e = workload.precision.activation_bytes
@@ -187,7 +214,12 @@ def _outside_kept(network: Network, workload: Workload, acts: Activations, at: P
         kind = "expert" if network.expert_layers else "dense"
         one = acts.layers["attention"].kept_again + acts.layers[kind].kept_again
         last = last + network.mtp_depth * (one + 6 * acts.cut_tokens * network.hidden * e)
-    return at.held_first * mask + np.where(at.has_head, at.held_last * last, 0.0)
+    kept: Numbers = at.held_first * mask + np.where(at.has_head, at.held_last * last, 0.0)
+    if engine.family == "triax":
+        # Sines and cosines of every position of a microbatch, once for each stage that it has passed.
+        stages = at.held["block"] * c.stages_per_rank / np.maximum(at.layers["block"], 1.0)
+        kept = kept + stages * acts.tokens * network.head_dim * 8.0
+    return kept
 
 
 def _logits(network: Network, workload: Workload, engine: Engine, c: Candidates, acts: Activations) -> Numbers:

@@ -48,6 +48,8 @@ class States:
     weights: Numbers
     gradients: Numbers
     optimizer: Numbers
+    resting: Numbers
+    """What stays between two steps: no gathered copies, and gradients only where their buffers are permanent."""
     widened: Numbers
     """Gradients in fp32 for the update, of an engine that keeps them narrower."""
     gathered: Numbers
@@ -77,8 +79,9 @@ def owned(network: Network, engine: Engine, c: Candidates, at: Probes) -> Owned:
     norms = network.norm_parameters * (network.norms_per_layer if network.state_space is None else 1)
     layers = at.layers
     in_layers = (
-        layers["attention"] * attention + layers["dense"] * dense + layers["expert"] * beside
-        + layers["mixer"] * mixer + layers["block"] * norms
+        layers["attention"] * attention + layers["dense"] * dense + layers["block"] * norms
+        + (layers["expert"] * beside if network.experts is not None else 0.0)
+        + (layers["mixer"] * mixer if network.state_space is not None else 0.0)
     )  # fmt: skip
     rows = padded_vocab(network, engine, c) * hidden / tp
     embedding = np.where(at.has_embedding, rows + network.learned_positions * hidden, 0.0)
@@ -93,7 +96,9 @@ def owned(network: Network, engine: Engine, c: Candidates, at: Probes) -> Owned:
         # What is predicted further ahead is embedded again, on the last stage.
         ahead = ahead + np.where(at.has_embedding, 0.0, rows)
     head = head + np.where(at.has_head, ahead, 0.0)
-    expert_numbers = layers["expert"] * expert + np.where(at.has_head, experts_ahead, 0.0)
+    expert_numbers = np.zeros_like(in_layers)
+    if network.experts is not None:
+        expert_numbers = layers["expert"] * expert + np.where(at.has_head, experts_ahead, 0.0)
     unit = attention + norms + (np.maximum(dense, beside) if network.expert_layers else dense)
     return Owned(
         dense=in_layers + embedding + head,
@@ -133,20 +138,21 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
     zero = np.where((c.zero == 3) & (c.pp > 1) & engine.gathers_once_in_pipeline, 1, c.zero)
     master_whole, master_shared, copy = _weight_bytes(engine, compute)
     weights = np.zeros_like(own.dense)
-    gradients, optimizer, widened, gathered = (np.zeros_like(own.dense) for _ in range(4))
+    gradients, optimizer, copies, widened, gathered = (np.zeros_like(own.dense) for _ in range(5))
     kept, reduced = _gradient_bytes(workload, engine, compute)
     moments = MOMENT_BYTES[workload.optimizer]
-    for numbers, ranks, unit, outside in (
-        (own.dense, dense_ranks, own.dense_unit, own.outside), (own.expert, expert_ranks, own.expert_unit, 0.0),
-    ):  # fmt: skip
+    owners = [(own.dense, dense_ranks, own.dense_unit, own.outside)]
+    if network.experts is not None:
+        owners.append((own.expert, expert_ranks, own.expert_unit, np.zeros_like(own.outside)))
+    for numbers, ranks, unit, outside in owners:
         padded = _padded(numbers, ranks, engine)
         share = padded / ranks
         state = np.where(zero >= 1, share, numbers)
         low = np.where(zero == 3, share, numbers)
         weights += low * master_whole + np.where(zero >= 1, share, numbers) * master_shared
-        weights += np.where((zero == 1) | (zero == 2), copy * numbers, 0.0)
+        copies += np.where((zero == 1) | (zero == 2), copy * numbers, 0.0)
         is_whole = (zero == 0) | ((zero == 1) & (engine.zero1_keeps_grads_whole | engine.gathers_once_in_pipeline))
-        gradients += np.where(is_whole, numbers * kept, share * np.where(zero == 0, kept, _shard_gradient(engine)))
+        gradients += np.where(is_whole, numbers * kept, share * _shard_gradient(engine, c, kept, compute))
         master = 4.0 if engine.holds_low_precision_weights and is_low else 0.0
         optimizer += state * (moments + master)
         widened += state * (4.0 if master and kept < 4 else 0.0)
@@ -162,7 +168,9 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
     cache = workload.precision.weight_cache_bytes if workload.precision.is_quantised else 0.0
     if cache and engine.narrow_weights:
         cache -= compute
-    return States(weights + own.matmul * np.where(zero == 3, 0.0, cache), gradients, optimizer, widened, gathered)
+    weights += own.matmul * np.where(zero == 3, 0.0, cache)
+    resting = weights + optimizer + (gradients if engine.holds_low_precision_weights else 0.0)
+    return States(weights + copies, gradients, optimizer, resting, widened, gathered)
 
 
 def _weight_bytes(engine: Engine, compute: float) -> tuple[float, float, float]:
@@ -180,8 +188,10 @@ def _gradient_bytes(workload: Workload, engine: Engine, compute: float) -> tuple
     return max(float(engine.grad_bytes), compute if compute >= 4 else 0.0), reduced
 
 
-def _shard_gradient(engine: Engine) -> float:
-    return 4.0 if not engine.holds_low_precision_weights else float(engine.grad_bytes)
+def _shard_gradient(engine: Engine, c: Candidates, kept: float, compute: float) -> Numbers:
+    """Bytes of a gradient of which a rank keeps its share: as wide as the master, once replicas were summed."""
+    wide = kept if engine.holds_low_precision_weights else max(4.0, compute)
+    return np.where((c.dp_replicate > 1) & (engine.family == "triax"), kept, wide)
 
 
 def _padded(numbers: Numbers, ranks: Numbers, engine: Engine) -> Numbers:
@@ -199,4 +209,5 @@ def _adapter_states(network: Network, workload: Workload, own: Owned, at: Probes
     trained = workload.lora_rank * width * at.layers["block"]
     moments = MOMENT_BYTES[workload.optimizer]
     zero = np.zeros_like(own.dense)
-    return States(own.all * compute + trained * 4.0, trained * 4.0, trained * moments, zero, zero)
+    weights, optimizer = own.all * compute + trained * 4.0, trained * moments
+    return States(weights, trained * 4.0, optimizer, weights + optimizer, zero, zero)
