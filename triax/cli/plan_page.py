@@ -77,8 +77,8 @@ def _cost(answer: Answer) -> Iterator[str]:
     spent, good = answer.cost_at(answer.step_s), answer.goodput
     what = f"{format_count(spent.tokens)} tokens"
     yield (
-        f"  cost    {what} take {_long(spent.hours * 3600)}, {format_count(spent.card_hours)} card-hours, ${format_count(spent.usd)}, "
-        f"{format_count(spent.kwh)} kWh"
+        f"  cost    {what} take {_long(spent.hours * 3600)}, {format_count(spent.card_hours)} card-hours, "
+        f"${format_count(spent.usd)}, {format_count(spent.kwh)} kWh"
     )
     yield (
         f"  useful  {good.fraction:.1%} of the time: a failure every {_long(good.failure_s)}, a save every "

@@ -131,17 +131,25 @@ def _workload(wish: Wish, run: Run | None, model: PlannedModel, cluster: Cluster
         least = max(_TOKENS_PER_STEP // seq_len, 1)
         sequences = 1 << max(least - 1, cluster.num_cards // 8 - 1, 0).bit_length()
         assumed.append(f"{sequences:,} sequences a step")
-    elif tokens % seq_len or tokens < seq_len:
-        fitting = either(multiples(seq_len, max(tokens, 1)))
-        raise BadInput(f"--tokens-per-step {tokens} is no multiple of --seq-len {seq_len}: use {fitting}.")
+    elif tokens < seq_len:
+        raise BadInput(f"--tokens-per-step {tokens} is less than one sequence of {seq_len}: use {seq_len} or more.")
     else:
         sequences = tokens // seq_len
+        if tokens % seq_len:
+            sequences = _even(sequences)
+            assumed.append(f"{sequences:,} sequences a step, near what was said and easy to divide")
     if sequences > _MOST_SEQUENCES:
         raise BadInput(
             f"{sequences:,} sequences in a step are more than {_MOST_SEQUENCES:,}: use fewer tokens per step, at most "
             f"{_MOST_SEQUENCES * seq_len}."
         )
     return Workload(sequences, seq_len, precision(_recipe(wish)), lora_rank=wish.lora_rank)
+
+
+def _even(sequences: int) -> int:
+    """Return a number near ``sequences`` that many numbers of ranks divide: its first four binary digits."""
+    unit = 1 << max(sequences.bit_length() - 4, 0)
+    return max(round(sequences / unit) * unit, 1)
 
 
 def _recipe(wish: Wish) -> Recipe:
@@ -196,16 +204,16 @@ def _fixed(wish: Wish, run: Run | None) -> Fixed:
 def why_none(question: Question) -> str:
     """Return why no layout is legal at all: which of the decided keys has to give, or the size of the step."""
     case, fixed = question.case, question.fixed
-    cards, step = case.machine.cards, case.workload.sequences_per_step
+    cards, step, machine_name = case.machine.cards, case.workload.sequences_per_step, case.machine.name
     for key in fixed.columns:
         rest = Fixed({name: value for name, value in fixed.columns.items() if name != key})
         there = shapes(case, rest)
         if len(there) and hasattr(there, key):
             legal = _said(key, sorted({int(value) for value in getattr(there, key)}))
             asked = _said(key, [fixed.columns[key]])[0]
-            return f"{key}={asked} leaves no layout of {cards} cards: use {key}={either(legal[:12])}, or leave it out."
+            return f"{key}={asked} leaves no layout of {machine_name}: use {key}={either(legal[:12])}, or leave it out."
     if fixed.columns and len(shapes(case)):
-        return f"what --layout says leaves no layout of {cards} cards: leave some of it out."
+        return f"what --layout says leaves no layout of {machine_name}: leave some of it out."
     sizes = either(multiples(cards, step)) if cards <= _MOST_SEQUENCES else str(cards)
     return (
         f"no way to cut {question.model.name} uses {cards} cards on {step} sequences a step: use a number of cards "

@@ -13,6 +13,7 @@ from triax.plan.search import Ranking, search
 
 MOST_SERVERS: Final = 8192
 """No wish is answered with a larger cluster."""
+_GAP: Final = 16
 NETWORK_SPEEDS: Final = (0.25, 0.5, 2.0, 4.0)
 
 
@@ -41,8 +42,20 @@ def sizes(case: Case, most_cards: int | None = None) -> list[int]:
 
 
 def fewest_cards(case: Case, fixed: Fixed | None = None) -> int | None:
-    """Return the fewest cards of this kind on which ``case`` fits, among ``sizes``; None where none does."""
-    return next((cards for cards in sizes(case) if fits_at_all(case.on_cards(cards), fixed)), None)
+    """Return the fewest cards of this kind on which ``case`` fits; None where none does.
+
+    Between two of ``sizes`` that are few servers apart every number of servers is tried.
+    """
+    before = 0
+    for cards in sizes(case):
+        if fits_at_all(case.on_cards(cards), fixed):
+            break
+        before = cards
+    else:
+        return None
+    server = case.machine.cards_per_server
+    between = range(before + server, cards, server) if before >= server and cards - before <= _GAP * server else ()
+    return next((fewer for fewer in between if fits_at_all(case.on_cards(fewer), fixed)), cards)
 
 
 def sized(case: Case, cards: int, tokens: int, usd: float, fixed: Fixed | None = None) -> Sized | None:
