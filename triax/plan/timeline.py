@@ -13,11 +13,7 @@ import numpy as np
 from triax.plan.candidates import SCHEDULE_NAMES, Integers, Numbers
 from triax.spec.schedule import Slot, build, price
 
-# What of the textbook bubble (p - 1)(F + B) / v remains, in parts of F and B of a rank.
-_BUBBLE_F: Final = np.array([{"ZBVZeroBubble": 0.35, "DualPipeV": 0.5}.get(name, 1.0) for name in SCHEDULE_NAMES])
-_BUBBLE_B: Final = np.array(
-    [{"InterleavedZeroBubble": 0.1, "ZBVZeroBubble": 0.0, "DualPipeV": 0.25}.get(name, 1.0) for name in SCHEDULE_NAMES]
-)
+_SPLIT: Final = tuple(SCHEDULE_NAMES.index(name) for name in ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +55,40 @@ def closed_form_s(
     others_b = backward - np.where(
         busiest == last, ranks.last_b, np.where(busiest == first, ranks.first_b, ranks.middle_b)
     )
-    idle = (_BUBBLE_F[schedule] * others_f + _BUBBLE_B[schedule] * others_b) / stages_per_rank
+    idle = (others_f + others_b) / stages_per_rank
     # Rounds of pp microbatches: an incomplete one still takes its time with several stages a rank.
-    missing = np.where(stages_per_rank > 1, -microbatches % pp, 0)
-    idle = idle + missing * np.where(microbatches < pp, (stages_per_rank - 1) / stages_per_rank, 0.0) * middle
+    missing = np.where((stages_per_rank > 1) & (microbatches < pp), pp - microbatches, 0)
+    idle = idle + missing * (stages_per_rank - 1) / stages_per_rank * middle
+    if np.isin(schedule, _SPLIT).any():
+        split = _split_idle_s(others_f, others_b / 2, pp, stages_per_rank, microbatches)
+        for index, name in enumerate(_SPLIT):
+            idle = np.where(schedule == name, split[index], idle)
     busy: Numbers = busiest * microbatches.astype(np.float64)
     return busy, np.where(alone, 0.0, idle)
+
+
+def _split_idle_s(
+    forward: Numbers, half: Numbers, pp: Integers, stages_per_rank: Integers, microbatches: Integers
+) -> tuple[Numbers, Numbers, Numbers]:
+    """Return the idle seconds of ZB-H1, ZB-V and DualPipeV, whose backwards are two halves of ``half`` seconds each.
+
+    ``forward`` and ``half`` are of all other ranks together. With enough microbatches a rank waits for the longer of a
+    forward and half a backward (ZB-H1; arXiv:2401.10241, table 1), half of that (ZB-V) or about a forward (DualPipeV);
+    with one microbatch each waits for what is on its way. Between the two the priced tables go in straight lines.
+    """
+    alone, rounds = np.clip((microbatches - 1) / np.maximum(pp - 1, 1), 0, 1), microbatches / pp
+    longer, way = np.maximum(forward, half), forward + half
+    steady = longer / stages_per_rank
+    h1 = way + np.minimum(alone * np.where(stages_per_rank > 1, 1.5, 1.0), 1.0) * (steady - way)
+    middle = np.maximum(way / 2, half)
+    v = np.where(
+        rounds <= 1, way + alone * (middle - way), middle + np.clip(2 * (rounds - 1), 0, 1) * (longer / 2 - middle)
+    )
+    start, steady = forward + 1.15 * half, forward + 0.4 * np.maximum(half - forward, 0)
+    dual = np.where(
+        rounds <= 1, forward * (1 - alone) + 1.5 * half, start + np.clip(rounds - 1, 0, 1) * (steady - start)
+    )
+    return h1, v, dual
 
 
 def priced_s(
