@@ -161,7 +161,7 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
         reducing = unit * (compute + reduced)
         whole_copy = numbers * copy if engine.family == "triax" else 0.0 * numbers
         gathered += np.where((zero == 3) & (ranks > 1), np.minimum(live, numbers * compute + unit * compute) + reducing,
-                             np.where(zero == 0, whole_copy, np.where(zero == 2, reducing, 0.0)))  # fmt: skip
+                             np.where(zero == 0, whole_copy, np.where(is_whole, 0.0, reducing)))  # fmt: skip
     if workload.optimizer == "muon":
         # Embedding and head keep two moments.
         optimizer += np.where(zero >= 1, own.outside / dense_ranks, own.outside) * 4.0
