@@ -27,6 +27,10 @@ def for_memory(raw: Mapping[str, str], row: Row) -> Row:
     profile, network, c = row.engine, row.network, row.candidates
     if not kept and profile.name not in ("nanotron", "oneflow"):
         raise Unclear("it does not say which activations are computed again")
+    if re.search(r"selective recompute", kept, re.I):
+        raise Unclear("it does not say which modules are computed again")
+    if int(c.pp[0]) > 1 and not raw.get("micro_batch", "").strip() and "torchtitan" not in framework.lower():
+        raise Unclear("it does not say how many sequences a microbatch has, and its pipeline holds several")
     if re.search(r"2p\b", raw.get("pp_schedule", "")):
         raise Unclear("its schedule (ZB-2p) holds twice as many microbatches as any schedule here")
     if re.search(r"offload", kept, re.I):

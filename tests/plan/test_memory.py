@@ -81,6 +81,18 @@ def test_the_first_rank_of_a_pipeline_is_the_fullest_and_the_last_one_has_the_lo
     assert last.allocated_bytes[0] < of(**columns).allocated_bytes[0]
 
 
+def test_all_forwards_first_keep_what_every_loss_has_left() -> None:
+    """GPipe holds probabilities of all microbatches on the last rank; 1F1B those of one."""
+
+    def logits(name: str, microbatches: int) -> float:
+        candidates = Candidates.of(pp=2, microbatches=microbatches, schedule=SCHEDULE_NAMES.index(name))
+        last = memory(LLAMA_8B, WORKLOAD, H100, engine("megatron"), candidates, pipeline_rank=-1)
+        return float(last.logits[0]) / (4096 * 128256)
+
+    assert logits("GPipe", 8) == 6 + 7 * 4
+    assert logits("1F1B", 8) == 6
+
+
 def test_uneven_stages_move_the_peak() -> None:
     even = of(pp=4, microbatches=16, dp_shard=8)
     light_first = of(pp=4, microbatches=16, dp_shard=8, cut=0, cuts=((5, 9, 9, 9),))

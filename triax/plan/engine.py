@@ -167,9 +167,9 @@ _MEGATRON_DEEPSPEED: Final = replace(
     axes=("pp", "dp_replicate", "dp_shard", "tp"),
     grad_bytes=6,  # its bf16 optimizer keeps gradients in bf16 and sums them in fp32
     bucket_bytes=2e9,  # 5e8 numbers gathered and as many reduced at once, by default
-    allocator_overhead=1.27,
-    memory_margin=0.08,
-    memory_spread=0.08,
+    allocator_overhead=1.32,
+    memory_margin=0.15,
+    memory_spread=0.1,
     op_host_s=34e-6,
 )
 _FSDP1: Final = Engine(
@@ -227,6 +227,7 @@ _NANOTRON: Final = replace(
     _MEGATRON_LM_2021,
     name="nanotron",
     memory_spread=0.18,
+    allocator_overhead=1.12,
     grad_bytes=6,  # in bf16, and summed in fp32
     axes=("pp", "dp_replicate", "cp", "tp", "ep"),
     attention="flash",

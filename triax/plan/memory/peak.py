@@ -27,6 +27,8 @@ ALLOCATED: Final = ("weights", "gradients", "optimizer", "activations", "logits"
 """Categories that a framework's allocator hands out."""
 CATEGORIES: Final = (*ALLOCATED, "overhead", "context", "nccl")
 
+LOSS_KEPT_BYTES: Final = 4.0
+"""Bytes a logit that wait for the backward: probabilities in fp32."""
 LOSS_BYTES: Final = {"eager": 14.0, "fused": 10.0, "vocab_parallel": 6.0}
 """Bytes a logit at the peak of the loss, with logits of two bytes. vocab_parallel: the logits, and fp32 that becomes
 probabilities and their gradient in place. fused: one fp32 copy more. eager: three more, of logarithm and gradient."""
@@ -152,13 +154,17 @@ def _memory(
     held = held_bytes(acts, at.held, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     forward, backward = working_bytes(acts, at, c)
-    logits = np.where(at.has_head, _logits(network, workload, engine, c, acts), 0.0)
+    logits, logits_kept = _logits(network, workload, engine, c, acts)
     passing = _ring_buffers(network, workload, c, acts) + _pipeline_buffers(workload, engine, c, acts)
     passing = passing + np.where(c.data_ranks > 1, engine.bucket_bytes, 0.0)
     base = state.weights + state.gradients + state.optimizer
     zero = np.zeros_like(held)
     moments_activations = np.stack([held + forward, at_loss, held + backward, zero])
-    moments_logits = np.stack([zero, logits, zero, zero])
+    # A schedule that runs forwards ahead keeps what the loss of each has left.
+    others = np.maximum(at.held_last - 1, 0.0)
+    waiting = [others, at.at_loss_last - 1, others]
+    moments_logits = np.stack([*(np.where(at.has_head, count * logits_kept, 0.0) for count in waiting), zero])
+    moments_logits[1] += np.where(at.has_head, logits, 0.0)
     moments_buffers = np.stack([state.gathered + passing] * 3 + [state.widened])
     total = base + moments_activations + moments_logits + moments_buffers
     moment, probe = _argmax(total)
@@ -222,18 +228,25 @@ def _outside_kept(
     return kept
 
 
-def _logits(network: Network, workload: Workload, engine: Engine, c: Candidates, acts: Activations) -> Numbers:
-    """Bytes of logits and of what a loss makes of them, at their peak."""
+def _logits(
+    network: Network, workload: Workload, engine: Engine, c: Candidates, acts: Activations
+) -> tuple[Numbers, Numbers]:
+    """Bytes of logits and of what a loss makes of them: at their peak, and until the backward."""
     rows = padded_vocab(network, engine, c) / c.tp
     if engine.loss == "chunked":
-        # A chunk, its copy in the compute type, and the gradient of the head summed over chunks in fp32.
+        # A chunk and its copy in the compute type; gradients of the hidden states and, summed over chunks in fp32, of
+        # the head, which are made in the forward; one chunk's product before it is added.
         numbers = np.minimum(acts.tokens * rows, CHUNK_BYTES / 4)
-        return numbers * 6.0 + rows * network.hidden * 4.0 + acts.tokens * network.hidden * 2.0
+        head = rows * network.hidden * 4.0
+        kept = head + acts.tokens * network.hidden * workload.precision.activation_bytes
+        return numbers * (4.0 + workload.precision.activation_bytes) + head + kept, kept
     compute = workload.precision.activation_bytes
     kind = LOSS_BYTES[engine.loss] if engine.loss_bytes is None else engine.loss_bytes
     peak = kind - 2.0 + min(compute, 4) + engine.deferred_logit_gradients * compute
     # Heads that predict further ahead are done with by then, but for probabilities that their backward needs.
-    return acts.tokens * rows * (peak + 4.0 * network.mtp_depth)
+    numbers = acts.tokens * rows
+    ahead = LOSS_KEPT_BYTES * network.mtp_depth
+    return numbers * (peak + ahead), numbers * (LOSS_KEPT_BYTES + ahead)
 
 
 def _ring_buffers(network: Network, workload: Workload, c: Candidates, acts: Activations) -> Numbers:

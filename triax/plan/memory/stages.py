@@ -21,7 +21,7 @@ from triax.spec.stages import cheapest_cuts
 _V_PLACED: Final = tuple(SCHEDULES[name].placement == "v" for name in SCHEDULE_NAMES)
 _INTERLEAVED: Final = tuple(SCHEDULE_NAMES.index(name) for name in ("Interleaved1F1B", "InterleavedZeroBubble"))
 _ALL_AT_ONCE: Final = tuple(SCHEDULE_NAMES.index(name) for name in ("GPipe", "LoopedBFS"))
-_PLAIN: Final = ("rank", "has_embedding", "has_head", "held_first", "held_last")
+_PLAIN: Final = ("rank", "has_embedding", "has_head", "held_first", "held_last", "at_loss_last")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +39,15 @@ class Probes:
     held_first: Numbers
     """Microbatches held in the first stage."""
     held_last: Numbers
-    """Microbatches held in the last stage, the one at the loss included."""
+    """Microbatches held in the last stage."""
+    at_loss_last: Numbers
+    """The same when one of them reaches the loss, itself included."""
     layers: Mapping[str, Numbers]
     """By kind: how many the rank has."""
     held: Mapping[str, Numbers]
     """By kind: layers times microbatches whose activations are held when they are most."""
     at_loss: Mapping[str, Numbers]
-    """The same when the first microbatch reaches the loss; of the last stage's rank."""
+    """The same when a microbatch reaches the loss; of the last stage's rank."""
 
 
 def probes(network: Network, engine: Engine, c: Candidates, pipeline_rank: int | None = None) -> Probes:
@@ -66,6 +68,7 @@ def probes(network: Network, engine: Engine, c: Candidates, pipeline_rank: int |
         has_head=plain["has_head"] > 0,
         held_first=plain["held_first"],
         held_last=plain["held_last"],
+        at_loss_last=plain["at_loss_last"],
         layers=dict(zip(kinds, by_kind[0], strict=True)),
         held=dict(zip(kinds, by_kind[1], strict=True)),
         at_loss=dict(zip(kinds, by_kind[2], strict=True)),
@@ -124,7 +127,7 @@ def _row(
     is_last = stages == num_stages - 1
     plain = [
         ranks, (stages == 0).any(axis=1), is_last.any(axis=1), (peak * (stages == 0)).sum(axis=1),
-        np.maximum((at_loss * is_last).sum(axis=1), 1.0),
+        (peak * is_last).sum(axis=1), np.maximum((at_loss * is_last).sum(axis=1), 1.0),
     ]  # fmt: skip
     held = [[(each * weight).sum(axis=1) for each in kinds] for weight in (np.ones_like(peak), peak, at_loss)]
     return np.array([*plain, *held[0], *held[1], *held[2]], dtype=np.float64)
@@ -198,8 +201,9 @@ def kinds_of_blocks(network: Network, sizes: tuple[int, ...] = ()) -> dict[str, 
 def held_chunks(
     schedule: int, pp: int, chunks: int, microbatches: int, ranks: Integers, *, is_uneven: bool = False
 ) -> tuple[Numbers, Numbers]:
-    """Return microbatches held of each of a rank's stages: at the peak [phases, ranks, chunks], at the first loss.
+    """Return microbatches held of each of a rank's stages: at the peak [phases, ranks, chunks], at a loss.
 
+    The first loss is looked at, and the last one of schedules that run all forwards before any backward.
     What a split backward keeps until its weight gradient counts whole. Interleaved schedules hold the same number all
     the time, of other stages from one backward to the next: where these are not alike (``is_uneven``) each backward of
     the first two rounds is a phase.
@@ -208,9 +212,7 @@ def held_chunks(
     name = SCHEDULE_NAMES[schedule]
     if name in ("GPipe", "LoopedBFS"):
         held = np.full((len(ranks), chunks), float(microbatches))
-        first = held.copy()
-        first[:, -1] = 1.0
-        return held[None], first
+        return held[None], held
     if name in ("ZBVZeroBubble", "DualPipeV"):
         return _held_in_v(name, microbatches, ranks, hops)
     count = max(1, microbatches // pp)
