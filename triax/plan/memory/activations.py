@@ -30,8 +30,9 @@ from triax.plan.memory.stages import Probes
 from triax.plan.network import Experts, Network, StateSpace
 from triax.plan.workload import Workload
 
-IMBALANCE: Final = 1.2
-"""Tokens of the busiest rank's experts over the mean: 1 where a router is forced to balance."""
+IMBALANCE: Final = 1.3
+"""Tokens of the busiest rank's experts over the mean, in training from scratch: of the functional tests of Megatron-LM
+with experts any value from 1.2 to 1.5 leaves 2 % of median error. 1 where a router is forced to balance."""
 
 
 @dataclass(frozen=True, eq=False)

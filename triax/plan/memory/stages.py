@@ -205,8 +205,8 @@ def held_chunks(
 
     The first loss is looked at, and the last one of schedules that run all forwards before any backward.
     What a split backward keeps until its weight gradient counts whole. Interleaved schedules hold the same number all
-    the time, of other stages from one backward to the next: where these are not alike (``is_uneven``) each backward of
-    the first two rounds is a phase.
+    the time, of other stages from one backward to the next: where these are not alike (``is_uneven``) each backward is
+    a phase, of the first two rounds where all rounds are equal.
     """
     hops = pp - 1 - ranks
     name = SCHEDULE_NAMES[schedule]
@@ -222,11 +222,14 @@ def held_chunks(
     begun = np.minimum(warmup + 1, total)
     waiting = np.minimum(ranks if name == "InterleavedZeroBubble" else 0 * ranks, total - begun)
     # [actions begun, stages]: how many of them were of each stage; all walk in rounds, backwards in reverse.
-    walk = np.concatenate([np.repeat(np.arange(chunks), each) for each in rounds[: 2 * chunks + 4]])
+    # Equal rounds repeat themselves; where they shrink, all of them are walked.
+    walked = rounds if rounds[0] != rounds[-1] else rounds[: 2 * chunks + 4]
+    walk = np.concatenate([np.repeat(np.arange(chunks), each) for each in walked])
     passed = np.zeros((len(walk) + 1, chunks), dtype=np.int64)
     passed[1:] = (walk[:, None] == np.arange(chunks)).cumsum(axis=0)
     last = len(walk)
-    steps = np.arange(min(2 * size * chunks, total) + 1)[:, None] if is_uneven else np.zeros((1, 1), dtype=np.int64)
+    most = (total if walked is rounds else min(2 * size * chunks, total)) if is_uneven else 0
+    steps = np.arange(most + 1)[:, None]
     # Weight gradients that wait hold what the backward of their input would have freed.
     ended = np.minimum(steps + waiting, total - begun)
     freed = np.maximum(ended - waiting, 0)
