@@ -187,6 +187,21 @@ def test_the_textbooks_70b_does_not_fit_one_server_without_sharding() -> None:
     assert list(fits) == [False, True]
 
 
+def test_narrow_gradients_are_widened_in_the_update_alone() -> None:
+    narrow = replace(engine("megatron"), grad_bytes=2, bucket_padding=1)
+    peak = memory(LLAMA_8B, WORKLOAD, H100, narrow, Candidates.of(dp_shard=4, microbatches=16))
+    update = peak.at_moment[MOMENTS.index("update"), 0] - peak.workspaces[0]
+    assert update == pytest.approx(LLAMA_8B.parameters * (2 + 2 + 12 / 4 + 4 / 4), rel=1e-6)
+
+
+def test_a_ring_keeps_two_blocks_and_a_partial_result() -> None:
+    """Keys and values of 2 x 8 x 128, twice in two bytes; what 32 heads return once in four."""
+    tokens = 4096 / 2
+    ring = of(cp=2, dp_shard=4, microbatches=8).buffers - of(cp=1, dp_shard=4, microbatches=8).buffers
+    mask = 4096**2 / 2
+    assert ring[0] == tokens * (2 * 2048 * 2 + 4096 * 4) - mask
+
+
 def test_checkpoints_need_less_than_a_step() -> None:
     peak = of(LLAMA_8B, "triax", dp_shard=8, zero=1, microbatches=2)
     numbers = LLAMA_8B.parameters / 8

@@ -126,6 +126,17 @@ def test_each_module_that_is_recomputed_keeps_less() -> None:
     assert kept(network, recompute=bits.NORMS | bits.ACTIVATION) < kept(network, recompute=bits.NORMS)
 
 
+def test_latent_attention_keeps_latents_before_and_after_their_norms_and_the_keys_two_parts_apart() -> None:
+    """Queries and keys of 24, values of 16, latents of 32 and 16, a turning part of 8 (DeepSeek-V2's list)."""
+    latent = LatentAttention(q_rank=32, kv_rank=16, nope_dim=16, rope_dim=8, value_dim=16)
+    flash = replace(PAPER, attention="flash")
+    network = replace(GPT, latent_attention=latent, dropout=0.0)
+    plain = replace(GPT, dropout=0.0)
+    heads = A * (24 + 24 + 16) - 3 * H
+    latents = (32 + 16 + 8) + (32 + 16) + A * 16
+    assert kept(network, flash) - kept(plain, flash) == S * B * 2 * (heads + latents)
+
+
 @pytest.mark.slow  # it imports torch
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": "head"}, {"norm_placement": "both"}, {"norm_placement": "post"}])
