@@ -55,7 +55,8 @@ class _Arguments:
         self._row = row
 
     def text(self, name: str, default: str = "") -> str:
-        return (self._row.get(name) or "").strip() or default
+        text = (self._row.get(name) or "").strip()
+        return default if text.lower() in ("", "none", "nan", "null") else text
 
     def number(self, name: str, default: int = 0) -> int:
         text = self.text(name)
@@ -185,7 +186,7 @@ def _layer_pattern(text: str, layers: int) -> list[int]:
         pattern = [int(bit) for bits_, times in terms for bit in re.findall(r"[01]", bits_) * int(times or 1)]
         return pattern[:layers] if len(pattern) >= layers else (pattern * layers)[:layers]
     match = re.search(r"\d+", text)
-    every = int(match[0]) if match else 1
+    every = max(int(match[0]), 1) if match else 1
     return [int(layer % every == 0) for layer in range(layers)]
 
 
