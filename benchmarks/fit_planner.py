@@ -27,8 +27,8 @@ from triax.plan.step import FACTOR_NAMES, Factors, combine
 NOISE: Final = 0.04
 """Spread of repeated runs across releases: 5.9 % median of pairs."""
 FACTOR_SD: Final = {
-    "compute": 1.0, "attention": 1.0, "memory": 1.5, "host": 2.0, "inside": 2.0, "across": 2.5, "fixed": 3.0,
-    "jitter": 2.0,
+    "compute": 1.0, "attention": 1.0, "memory": 1.5, "host": 2.0, "inside": 2.0, "across": 2.5, "fixed": 2.0,
+    "jitter": 0.7,
 }  # fmt: skip
 """How much freer a factor is than that of compute."""
 
@@ -72,7 +72,10 @@ def level_sd(level: str, factor: str) -> float:
     word = level.split()[0]
     narrow = level.count(" ")
     if "release" in level:
-        return 0.15 if factor == "compute" and ("moe" in level or "hybrid" in level) else 0.06 * (factor == "compute")
+        mixed = "moe" in level or "hybrid" in level
+        return {"compute": 0.2 if mixed else 0.06, "host": 0.3 if mixed else 0.0}.get(factor, 0.0)
+    if factor == "host" and (word not in ("family", "engine") or "card" in level):
+        return 0.0
     if word == "stack":
         return 0.15 if factor == "compute" else 0.0
     if narrow > 4:
@@ -174,6 +177,9 @@ def spreads(runs: Runs, errors: NDArray[np.float64], unknown: NDArray[np.float64
             members.setdefault(level, []).append(index)
     overall = float(np.quantile(np.abs(errors), 0.8))
     found = {"unknown": float(np.quantile(np.abs(unknown), 0.8))}
+    rare = [i for i, stack in enumerate(runs.stacks) if len(members[f"stack {stack.framework}"]) < least]
+    if rare:
+        found["few"] = float(np.quantile(np.abs(errors[rare]), 0.8))
     for level, indices in members.items():
         if len(indices) >= least and not level.startswith(("all", "width", "kind")):
             own = float(np.quantile(np.abs(errors[indices]), 0.8))

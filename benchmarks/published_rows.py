@@ -91,7 +91,8 @@ def understood(raw: Mapping[str, str]) -> Row:
     batch = number("global_batch")
     micro = number("micro_batch") or (max(batch // data_ranks // columns["pp"] // 4, 1) if batch else 1)
     if batch is None:
-        batch = micro * data_ranks
+        # A pipeline is not run with so few microbatches that it mostly waits.
+        batch = micro * data_ranks * (8 * columns["pp"] if columns["pp"] > 1 else 1)
     micro = max(min(micro, batch // data_ranks), 1)
     microbatches = max(round(batch / (data_ranks * micro)), 1)
     if batch < data_ranks / 2:
@@ -99,8 +100,9 @@ def understood(raw: Mapping[str, str]) -> Row:
     recipe = _recipe(row, card.peak_fp8 > 0)
     lora = 16 if re.search(r"lora", row.get("model", "") + row.get("precision", ""), re.I) else 0
     recompute = _recompute(row, network)
-    virtual = number("virtual_pp")
-    schedule = _schedule(row, columns["pp"], virtual)
+    others = re.search(r"VP printed as NA in this tag \((\d+) in the others", row.get("notes", ""))
+    virtual = int(others[1]) if others else number("virtual_pp")
+    schedule = _schedule(row, columns["pp"], virtual, network.layers)
     candidates = Candidates.of(
         **columns, **recompute, schedule=SCHEDULE_NAMES.index(schedule[0]), stages_per_rank=schedule[1],
         sequences_per_microbatch=micro, microbatches=microbatches,
@@ -174,10 +176,29 @@ def _engine_of(row: Mapping[str, str], power: float) -> Engine:
     if re.search(r"fused|liger", framework, re.I):
         profile = replace(profile, loss="chunked", norms="fused")
     if name == "megatron" and re.search(r"nemo|bridge", framework, re.I):
-        profile = replace(profile, hides_tp=0.6)
+        profile = _of_recipe(replace(profile, hides_tp=0.6), row)
     if re.search(r"\bflash", row.get("activation_checkpointing", "")):
         profile = replace(profile, attention="flash")
     return profile
+
+
+def _of_recipe(profile: Engine, row: Mapping[str, str]) -> Engine:
+    """What a row's notes quote of the recipe beside the number: CUDA graphs, and experts' traffic under compute.
+
+    Whole iterations are graphs in the recipes of rack-scale cards from June 2026 on; later rows do not repeat it.
+    """
+    notes = row.get("notes", "")
+    is_rack = re.search(r"gb[23]00", row.get("gpu", ""), re.I) is not None
+    is_late = _release(row) >= "2026-06" and "mxfp8" in row.get("precision", "")
+    is_hybrid = re.search(r"nemotron", row.get("model", ""), re.I) is not None
+    is_said = re.search(r"graph_impl': '(\w+)", notes)
+    if is_said is None and is_late and is_rack and not is_hybrid:
+        return replace(profile, has_cuda_graphs=True, hides_ep=0.6)
+    if is_said is None or is_said[1] == "none":
+        return profile
+    if is_said[1] == "full_iteration":
+        return replace(profile, has_cuda_graphs=True, hides_ep=0.6 if "a2a_overlap': True" in notes else 0.0)
+    return replace(profile, op_host_s=profile.op_host_s * 0.6)
 
 
 def _degrees(row: Mapping[str, str], number: object, cards: int, profile: Engine) -> tuple[dict[str, int], int]:
@@ -281,20 +302,23 @@ def _recompute(row: Mapping[str, str], network: Network) -> dict[str, int]:
     return {"recompute": found, "offload_layers": int(offload[1]) if offload else 0}
 
 
-def _schedule(row: Mapping[str, str], pp: int, virtual: int | None) -> tuple[str, int]:
+def _schedule(row: Mapping[str, str], pp: int, virtual: int | None, layers: int) -> tuple[str, int]:
     text = row.get("pp_schedule", "").lower()
     if pp == 1:
         return "1F1B", 1
     if "zb-1p" in text or text == "zero-bubble":
         return "InterleavedZeroBubble", 1
-    if "zb-2p" in text or text.startswith(("v-", "zbv")):
+    if "zb-2p" in text:  # no schedule here is without idle time and has one stage a rank: the nearest is ZB-V
+        return "ZBVZeroBubble", 1
+    if text.startswith(("v-", "zbv")):
         return "ZBVZeroBubble", 2
     if "dualpipe" in text:
         return "DualPipeV", 2
     if "gpipe" in text:
         return "GPipe", 1
     if virtual is not None and virtual > 1:
-        return "Interleaved1F1B", virtual
+        # Embedding and head may be stages of their own; more stages than that is a slip of the row.
+        return "Interleaved1F1B", max(min(virtual, (layers + pp) // pp), 1)
     if "interleaved" in text or text.endswith("-i"):
         return "Interleaved1F1B", 2
     return "1F1B", 1

@@ -100,7 +100,14 @@ class Calibration:
         return np.exp([self._spread(stack) for stack in stacks])
 
     def _spread(self, stack: Stack) -> float:
-        """The narrowest level that was measured often enough to say."""
+        """That of the narrowest level measured often enough; of families never measured, that of families left out.
+
+        Frameworks with a handful of runs are further off than the levels that they share with others say.
+        """
+        if f"family {stack.family}" not in self.levels:
+            return self.spread.get("unknown", 0.25)
+        if stack.framework and f"stack {stack.framework}" not in self.spread and "few" in self.spread:
+            return self.spread["few"]
         for level in reversed(stack.levels()):
             if level in self.spread:
                 return self.spread[level]

@@ -27,6 +27,8 @@ FLASH_BACKWARD_FLOPS: Final = 2.5
 FLASH_OF_AMPERE: Final = {"hopper": 0.65, "blackwell": 0.45}
 """Part of that which kernels written for Ampere reach on newer cards: 350 of 650 TFLOP/s on Hopper (arXiv:2407.08608,
 figure 5); Blackwell *assumed*."""
+UNALIGNED: Final = 4.0
+"""Time of a product whose rows are no multiple of 16 bytes, over one whose rows are (*assumed*)."""
 FLASH_TILE: Final = 128
 """Positions of a tile: a causal triangle is computed in whole tiles."""
 EAGER_TRAFFIC: Final = {"eager": 2.6, "fused": 1.0, "compiled": 1.1}
@@ -37,8 +39,13 @@ OPTIMIZER_BYTES: Final = {"adamw": 30.0, "adam8bit": 14.0, "sgd": 14.0, "muon": 
 """Bytes moved per weight that a rank updates: gradient, master, two moments in and out, weight out, norm."""
 
 
-_CAST_BYTES: Final = {"fp8_delayed": 2.5, "fp8_tensorwise": 4.0, "fp8_rowwise": 12.0, "mxfp8": 3.0, "nvfp4": 6.0}
-"""Bytes moved per number that is cast: fused with what is before it, a pass for its scale first, or kernels apart."""
+_CAST_BYTES: Final = {"fp8_delayed": 2.0, "fp8_tensorwise": 3.0, "fp8_rowwise": 6.0, "mxfp8": 3.0, "nvfp4": 6.0}
+"""Bytes moved per number that is cast, where casts are fused with what is before them (*assumed*)."""
+_CASTS_APART: Final = 3.0
+"""Bytes of casts that are kernels of their own, or compiled, over those of fused ones (*assumed*)."""
+NARROW_OF_TABLE: Final = 1.15
+"""Rate of 8-bit products in training libraries over that of the inference kernels in the fitted tables (*assumed*: it
+makes 8-bit runs of one framework as far off as its 16-bit ones)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +81,7 @@ def gemm_s(
     efficiencies = (curve.large, curve.large, curve.large * curve.middle, curve.large * curve.middle * 0.97,
                     curve.large * curve.small)  # fmt: skip
     peak, width = card.peak(dtype), _MATMUL_BYTES[dtype]
+    peak = peak * NARROW_OF_TABLE if dtype in ("fp8", "fp4") else peak
     best: Numbers = np.array(np.inf)
     for (rows, columns), efficiency in zip(_TILES, efficiencies, strict=True):
         tiles = np.ceil(m / rows) * np.ceil(n / columns) * groups / card.sms
@@ -167,6 +175,7 @@ class _Kinds:
             return forward, backward
         # A cast reads two bytes and writes one, twice where the transposed copy is made; scales need a pass before.
         passes = _CAST_BYTES.get(self._precision.recipe, 4.0)
+        passes = passes if self.engine.has_transformer_engine else passes * _CASTS_APART
         rate = 0.8 * self.card.memory_bytes_per_s
         return forward + groups * passes * m * k / rate, backward + groups * passes * m * n / rate
 
@@ -220,6 +229,8 @@ class _Kinds:
         products = products + gemm_s(side, width, side, card, self._half, groups=heads)
         backward = gemm_s(side, width, side, card, self._half, groups=heads) * 3
         backward = backward + gemm_s(side, side, width, card, self._half, groups=heads)
+        if network.head_dim % 8:  # matrix units want rows of 16 bytes
+            products, backward = UNALIGNED * products, UNALIGNED * backward
         elements = heads * float(length) ** 2
         passes = 8.0 + (5.0 if network.dropout else 0.0)
         rate = 0.8 * card.memory_bytes_per_s

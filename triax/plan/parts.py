@@ -29,10 +29,10 @@ from triax.plan.network import Network
 from triax.plan.workload import Workload
 from triax.spec.schedule import stage_owner
 
-STEP_HOST_S: Final = 5e-3
+STEP_HOST_S: Final = 10e-3
 """Seconds of a step that belong to no microbatch: data, logging, learning rate (*assumed*; calibrated)."""
 
-EXPERT_LAUNCHES: Final = 12.0
+EXPERT_LAUNCHES: Final = 24.0
 """Launches and waits of a layer of experts beyond those of an ordinary layer, in those of one."""
 
 

@@ -13,7 +13,7 @@ from triax.plan.candidates import Numbers
 from triax.plan.parts import Parts
 from triax.plan.timeline import Ranks, closed_form_s
 
-JITTER: Final = 0.004
+JITTER: Final = 0.01
 """Standard deviation of one rank's step over its mean (*assumed*; calibrated): the slowest of n is waited for."""
 
 
