@@ -78,7 +78,7 @@ def test_ranks_train_and_say_so_in_plain_lines(reference: tuple[Told, Path]) -> 
     assert told.err == ""
     assert told.out.replace("\n", "").isprintable()
     lines = told.out.splitlines()
-    assert "dp_shard=2" in lines[1]
+    assert "dp_replicate=2" in lines[1]
     assert [line.split()[1] for line in lines if line.startswith("step:")] == [str(step + 1) for step in range(STEPS)]
     assert lines[-1].startswith(f"done: {STEPS} steps")
     assert sorted(path.name for path in run_dir.iterdir() if not path.name.startswith(".")) == [

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 import triax.plan.catalogue
 from triax.errors import BadInput
-from triax.plan.catalogue import assumed_numbers, card, card_names, machine, network_names, usd_per_card_hour
+from triax.plan.catalogue import (
+    assumed_numbers,
+    card,
+    card_called,
+    card_names,
+    machine,
+    network_names,
+    usd_per_card_hour,
+)
 from triax.spec.cluster import Cluster, parse_cluster
 
 FOLDER = Path(triax.plan.catalogue.__file__).parent
@@ -138,3 +146,14 @@ def test_any_name_is_a_card_or_is_refused_in_one_sentence(name: str) -> None:
     else:
         return
     assert "\n" not in told.replace(repr(name[:60]), "")
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA A100-SXM4-40GB", "a100-40"),
+     ("NVIDIA A100-SXM4-80GB", "a100-80"), ("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+     ("Tesla V100-SXM2-16GB", "v100-16"), ("NVIDIA GB200", "gb200"), ("NVIDIA L40S", "l40s"),
+     ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"), ("NVIDIA GeForce GTX 1080", None), ("", None)],
+)  # fmt: skip
+def test_cards_are_known_by_what_their_driver_calls_them(said: str, meant: str | None) -> None:
+    assert card_called(said) == meant

@@ -10,7 +10,7 @@ from triax.plan.alternatives import ACROSS, one_row, others, refused
 from triax.plan.answer import Answer
 from triax.plan.ask import Wish, ask
 from triax.plan.explain import explain
-from triax.plan.search import TIE, Ranking, search
+from triax.plan.search import Ranking, search
 from triax.plan.walk import walked
 from triax.units import format_seconds
 
@@ -68,7 +68,7 @@ def test_zero_stages_are_told_in_this_models_bytes(seventy: Ranking) -> None:
         assert f"ZeRO-{stage} " in text
     factors = [float(number) for number in re.findall(r"\(([\d.]+)x less", text)]
     assert factors == sorted(factors)
-    assert factors[-1] == pytest.approx(float(seventy.candidates.data_ranks[0]), rel=0.01)
+    assert factors[-1] == pytest.approx(float(seventy.candidates.data_ranks[0]), rel=0.06)
     assert factors[0] < 4 < factors[-1] or seventy.candidates.data_ranks[0] <= 4
 
 
@@ -92,7 +92,7 @@ def test_alternatives_differ_and_their_reasons_have_their_numbers(seventy: Ranki
     for other in found:
         assert other.layout.describe() != chosen.describe()
         slower = other.step_s / float(seventy.step_s[0]) - 1
-        assert (f"{slower:.0%} slower" in other.reason) == (slower > TIE)
+        assert (f"{slower:.0%} slower" in other.reason) == (slower > seventy.case.tie)
 
 
 def test_first_tries_that_do_not_fit_say_what_is_too_big(seventy: Ranking) -> None:

@@ -11,7 +11,7 @@ from triax.plan.case import Case
 from triax.plan.enumerate import Fixed
 from triax.plan.legal import ZERO_STAGES, legal_mask
 from triax.plan.memory import CATEGORIES
-from triax.plan.search import TIE, Ranking, search
+from triax.plan.search import Ranking, search
 from triax.plan.step import WATERFALL
 from triax.spec.layout import Layout
 from triax.spec.legal_values import divisors
@@ -81,7 +81,7 @@ def _reason(ranking: Ranking, index: int) -> str:
     worst = max(more, key=lambda name: more[name])
     saved = float(ranking.memory.needed_bytes[0] - ranking.memory.needed_bytes[index])
     memory = f", {format_bytes(saved)} less memory" if saved > 0.05 * ranking.memory.usable_bytes else ""
-    if slower <= TIE:
+    if slower <= ranking.case.tie:
         same = "as fast, as far as a prediction can tell"
         return f"{same}{memory}" if memory else f"{same}, and less plain"
     detail = f"{format_seconds(more[worst])} more for {TERMS[worst]}"

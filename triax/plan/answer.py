@@ -7,16 +7,19 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from triax.errors import BadInput
 from triax.plan.alternatives import Other, Refused, others, refused
-from triax.plan.ask import Question
+from triax.plan.ask import Question, question_of
 from triax.plan.cost import Cost, cost
 from triax.plan.explain import Reason, explain, placement
 from triax.plan.goodput import Goodput, goodput
 from triax.plan.memory import CATEGORIES, MOMENTS
-from triax.plan.search import Ranking
+from triax.plan.search import Ranking, search
 from triax.plan.step import WATERFALL
+from triax.spec.cluster import Cluster
 from triax.spec.layout import Layout
 from triax.spec.plan import Alternative, Plan, Prediction, make_plan
+from triax.spec.run import Run
 from triax.units import format_count
 
 _TOKENS: int = 10**9
@@ -163,6 +166,20 @@ class Answer:
             "rests_on": case.rests_on,
             "assumed": list(self.question.assumed),
         }  # fmt: skip
+
+
+def plan_for(run: Run, cluster: Cluster) -> Plan | None:
+    """Return the plan of a run whose file leaves the layout open; None where triax cannot tell what is best.
+
+    That is where the catalogue knows no such card, and where nothing fits by what is predicted: the run may still be
+    tried. Equal runs and clusters have equal plans, on every rank that asks.
+    """
+    try:
+        question = question_of(run, cluster)
+    except BadInput:
+        return None
+    found = search(question.case, question.fixed, kept=20)
+    return Answer(question, found).plan() if isinstance(found, Ranking) else None
 
 
 _BYTES = {

@@ -87,6 +87,13 @@ def ask(wish: Wish) -> Question:
     return Question(case, model, cluster, _fixed(wish, run), run, usd, tuple(assumed))
 
 
+def question_of(run: Run, cluster: Cluster) -> Question:
+    """Return the question of a run that triax will train on ``cluster``; raise BadInput where it knows no such card."""
+    model = PlannedModel("the run", network_of(run.model), run.model, run.model.max_position_embeddings, "the run file")
+    case = Case(model.network, workload_of(run), machine(cluster), engine("triax"))
+    return Question(case, model, cluster, _fixed_by(run.layout), run, usd_per_card_hour(cluster)[0], ())
+
+
 def _model(wish: Wish, run: Run | None) -> PlannedModel:
     if run is None:
         return find_model(wish.target, wish.words)
@@ -184,7 +191,10 @@ def _fixed(wish: Wish, run: Run | None) -> Fixed:
         words[key] = int(text) if text.isdigit() else text
     if "order" in words:
         words["order"] = tuple(str(words["order"]).strip("[]").replace('"', "").replace("'", "").split(","))
-    request = validated(LayoutRequest, said | words, "--layout")
+    return _fixed_by(validated(LayoutRequest, said | words, "--layout"))
+
+
+def _fixed_by(request: LayoutRequest) -> Fixed:
     columns: dict[str, int] = {}
     for key, value in request.model_dump(exclude_none=True).items():
         match key:

@@ -12,7 +12,7 @@ from triax.plan.case import Case
 from triax.plan.inverse import network_speeds
 from triax.plan.legal import ZERO_STAGES
 from triax.plan.memory import Memory
-from triax.plan.search import TIE, Ranking
+from triax.plan.search import Ranking
 from triax.plan.step import WATERFALL
 from triax.plan.walk import walked
 from triax.spec.layout import AXES
@@ -110,7 +110,7 @@ def _not_data_alone(ranking: Ranking, cuts: list[str]) -> Iterator[str]:
         yield f"Data parallel alone fits in no ZeRO stage, so the network itself is cut along {both(cuts)}."
         return
     slower = float(data.step_s[0]) / step_s - 1
-    if slower <= TIE:
+    if slower <= case.tie:
         plain = data.candidates.layout(0).describe()
         yield f"Data parallel alone would be as fast, as far as a prediction can tell: {plain}."
         return
@@ -140,7 +140,7 @@ def _tensor(ranking: Ranking, money: Money) -> Iterator[str]:
         yield f"tp={2 * tp} {why}."
     elif more is None:
         yield f"tp={2 * tp} fits in no layout."
-    elif float(more.step_s[0]) > step_s * (1 + TIE):
+    elif float(more.step_s[0]) > step_s * (1 + case.tie):
         yield (
             f"tp={2 * tp} would take {format_seconds(float(more.step_s[0]))} a step, "
             f"{format_seconds(float(more.time.tp[0]))} of it tensor parallel."

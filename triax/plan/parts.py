@@ -156,7 +156,7 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
         hides_dp=engine.hides_dp * ones,
         hides_ep=engine.hides_ep * ones,
         hides_pp=np.where(c.stages_per_rank > 1, 1.0, engine.hides_pp),
-        tax=engine.comm_sms / machine.card.sms * ones,
+        tax=min(engine.comm_sms / machine.card.sms, 0.5) * ones,  # a core counts as one unit, and is not lost whole
         gather_f=data.gather_f,
         gather_b=data.gather_b,
         reduce=data.reduce,

@@ -20,8 +20,6 @@ from triax.plan.walk import MOST_SLOTS, walked
 
 SLACK: Final = 0.25
 """Layouts up to this part slower than the best are kept: alternatives, and those that need less memory."""
-TIE: Final = 0.02
-"""Steps closer than this are equal: two runs of one layout differ by more from one release to the next."""
 KEPT: Final = 200
 _FIRST: Final = 128
 """Shapes that are opened first; each further round opens twice as many."""
@@ -147,8 +145,10 @@ def _ranked(
     order = np.argsort(step_s, kind="stable")
     best = found.take(order[step_s[order] <= step_s[order[0]] * (1 + SLACK)][:kept])
     time = walked(case, best, most_slots)
-    order = np.argsort(time.step_s, kind="stable")
-    tied = order[time.step_s[order] <= time.step_s[order[0]] * (1 + TIE)]
+    # Nine digits: processors differ in the last one, and ranks that plan for themselves must come to the same.
+    relative = np.round(time.step_s / time.step_s.min(), 9)
+    order = np.argsort(relative, kind="stable")
+    tied = order[relative[order] <= round(1 + case.tie, 9)]
     chosen = tied[np.argmin(_complexity(best.take(tied)))]
     order = np.concatenate([[chosen], order[order != chosen]])
     best = best.take(order)

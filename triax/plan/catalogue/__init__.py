@@ -5,6 +5,7 @@ wins over what stands here. Numbers without a published source are marked *assum
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -51,6 +52,19 @@ def network_names() -> tuple[str, ...]:
 def find_card(name: str) -> str:
     """Return the catalogue's name of a card; raise BadInput with the nearest names where it has none."""
     return _found(name, _cards_by_name(), "card", card_names())
+
+
+def card_called(text: str) -> str | None:
+    """Return the catalogue's name of a card that a driver calls ``text``, such as ``NVIDIA H100 80GB HBM3``; None
+    where it has none such."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    known = [name for name in _cards_by_name() if f"-{name}-" in f"-{words}-"]
+    if not known:
+        return None
+    family, memory = max(known, key=lambda name: len(name.split("-")[0])), re.search(r"-(\d+)gb", words)
+    kinds = [f"{family}-pcie"] if "pcie" in words else []
+    kinds += [f"{family}-{memory[1]}"] if memory else []
+    return next((_cards_by_name()[kind] for kind in (*kinds, family) if kind in _cards_by_name()), None)
 
 
 def _found(name: str, known: Mapping[str, str], what: str, all_names: Iterable[str]) -> str:
