@@ -45,7 +45,7 @@ def test_a_step_of_any_size_is_near_what_was_said(tokens: int, seq_len: int) -> 
         assert "is less than one sequence" in str(refusal) or "are more than" in str(refusal)  # noqa: PT017
         return
     workload = question.case.workload
-    assert abs(workload.tokens_per_step - tokens) <= max(tokens / 12, seq_len)
+    assert abs(workload.tokens_per_step - tokens) <= max(tokens / 8, seq_len)
     if tokens % seq_len == 0:
         assert workload.tokens_per_step == tokens
 

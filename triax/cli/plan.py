@@ -101,9 +101,9 @@ def _count(text: str | None, option: str) -> int | None:
 def _best(
     question: "Question", budget: int | None, export: str | None, output: Path | None, json_file: str | None
 ) -> None:
-    from triax.cli.plan_page import page
     from triax.plan.answer import Answer
     from triax.plan.ask import why_none
+    from triax.plan.page import page
     from triax.plan.search import Misfit, search
 
     found = search(question.case, question.fixed)
@@ -191,8 +191,8 @@ def _print(lines: Iterable[str]) -> None:
 def _size(
     question: "Question", budget: int | None, days: float | None, json_file: str | None, *, is_cheapest: bool
 ) -> None:
-    from triax.cli.plan_page import sizes_page
     from triax.plan import inverse
+    from triax.plan.page import sizes_page
 
     case, fixed = question.case, question.fixed
     if budget is None and (days is not None or is_cheapest):
@@ -228,8 +228,8 @@ def _size(
 
 
 def _largest(question: "Question", json_file: str | None, *, is_deepest: bool) -> None:
-    from triax.cli.plan_page import top
     from triax.plan import inverse
+    from triax.plan.page import top
 
     case = question.case
     what = "layers" if is_deepest else "tokens in a sequence"
@@ -247,8 +247,8 @@ def _largest(question: "Question", json_file: str | None, *, is_deepest: bool) -
 def _serve(question: "Question", precision: str, context: int, json_file: str | None) -> None:
     from dataclasses import asdict
 
-    from triax.cli.plan_page import inference_page
     from triax.plan.inference import WEIGHT_BYTES, plan_inference
+    from triax.plan.page import inference_page
     from triax.spec.legal_values import either
 
     if precision not in WEIGHT_BYTES:

@@ -5,7 +5,7 @@ One value for the page, for ``--json`` and for plan.json, so that all three say 
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from triax.errors import BadInput
 from triax.plan.alternatives import Other, Refused, others, refused
@@ -22,7 +22,7 @@ from triax.spec.plan import Alternative, Plan, Prediction, make_plan
 from triax.spec.run import Run
 from triax.units import format_count
 
-_TOKENS: int = 10**9
+_TOKENS: Final = 10**9
 """What costs are told for where no budget of tokens is given."""
 
 
@@ -146,6 +146,8 @@ class Answer:
             "seconds": self.seconds,
             "bytes": self.bytes,
             "peak": self.peak_at,
+            "save_bytes": float(self.ranking.memory.save_bytes[0]),
+            "resume_bytes": float(self.ranking.memory.resume_bytes[0]),
             "goodput": asdict(self.goodput),
             "cost": asdict(self.cost_at(self.step_s)) | {"usd_per_card_hour": self.question.usd},
             "reasons": [asdict(reason) for reason in self.reasons],
@@ -182,7 +184,7 @@ def plan_for(run: Run, cluster: Cluster) -> Plan | None:
     return Answer(question, found).plan() if isinstance(found, Ranking) else None
 
 
-_BYTES = {
+_BYTES: Final = {
     "allocated_bytes": "weights + gradients + optimizer + activations + logits + buffers + workspaces",
     "reserved_bytes": "allocated + what the allocator keeps between blocks",
     "device_bytes": "reserved + CUDA context + communicators",

@@ -1,7 +1,8 @@
-"""How does a plan look in a terminal? Plain text in a hundred columns; headings are bold where somebody looks."""
+"""How is an answer told on a page of text? Lines of a hundred columns; those without an indent are headings."""
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 from triax.plan.alternatives import TERMS
 from triax.plan.answer import Answer
@@ -12,8 +13,8 @@ from triax.plan.inference import Serving
 from triax.plan.inverse import Sized
 from triax.units import format_bytes, format_count, format_seconds
 
-WIDTH = 100
-_BAR = 30
+WIDTH: Final = 100
+_BAR: Final = 30
 
 
 def page(answer: Answer) -> Iterator[str]:
@@ -91,8 +92,9 @@ def _long(seconds: float) -> str:
     return format_seconds(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:,.1f} days"
 
 
-def _bars(name: str, parts: dict[str, float], total: float, show: object, words: dict[str, str]) -> Iterator[str]:
-    assert callable(show)
+def _bars(
+    name: str, parts: dict[str, float], total: float, show: Callable[[float], str], words: Mapping[str, str]
+) -> Iterator[str]:
     yield name
     for key, value in parts.items():
         if value > 0.0005 * total:
