@@ -27,7 +27,7 @@ from triax.plan.step import FACTOR_NAMES, Factors, combine
 NOISE: Final = 0.04
 """Spread of repeated runs across releases: 5.9 % median of pairs."""
 FACTOR_SD: Final = {
-    "compute": 1.0, "attention": 1.0, "memory": 1.5, "host": 2.0, "inside": 2.0, "across": 2.5, "fixed": 2.0,
+    "compute": 1.0, "attention": 1.0, "memory": 1.5, "host": 1.0, "inside": 1.5, "across": 2.0, "fixed": 2.0,
     "jitter": 0.7,
 }  # fmt: skip
 """How much freer a factor is than that of compute."""
