@@ -22,7 +22,7 @@ import numpy as np
 from megatron_arguments import read_peak_row
 from published_memory import for_memory, measured_peak_bytes, predicted_bytes, printed, ran_out
 from published_networks import Unclear
-from published_rows import Row, measured_step_s, read, understood
+from published_rows import Row, measured_step_s, positive, read, understood
 
 from triax.errors import BadInput
 from triax.plan.calibration import Calibration, Stack, from_value, shipped, stack_of
@@ -32,7 +32,6 @@ from triax.plan.step import combine
 
 Quantity = Literal["step_s", "peak_bytes", "fits"]
 WITHOUT_FAMILIES: Final = Path(__file__).parent / "calibration_without_families.json"
-_PEAK_FAMILY: Final = "megatron"
 
 
 @dataclass
@@ -241,7 +240,7 @@ def main() -> None:
     # All predictions stand; from here on measurements are read.
     read_measurements(raws, rows, predictions)
     for raw, one in zip(peaks, of_peaks, strict=True):
-        one.measured = float(raw["peak_allocated_bytes"]) if raw.get("peak_allocated_bytes") else None
+        one.measured = positive(raw.get("peak_allocated_bytes", ""))
     fill_null_model(rows, predictions)
     everything = [one for ones in predictions for one in ones] + of_peaks
     sets, chosen = summary(everything), regret(rows, predictions)

@@ -7,7 +7,7 @@ Only columns that describe a run are read here. What was measured is read in ``m
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -86,7 +86,7 @@ def understood(raw: Mapping[str, str]) -> Row:
     if re.search(r"cpu|offload", row.get("optimizer", ""), re.I):
         raise Unclear("its optimizer runs on the host's processors, which this model of time does not know")
     framework = row.get("framework", "")
-    profile = _engine_of(row, card.power_w)
+    profile = _engine_of(row)
     columns, data_ranks = _degrees(row, number, cards, profile)
     batch = number("global_batch")
     micro = number("micro_batch") or (max(batch // data_ranks // columns["pp"] // 4, 1) if batch else 1)
@@ -132,13 +132,14 @@ def understood(raw: Mapping[str, str]) -> Row:
 
 def measured_step_s(raw: Mapping[str, str], row: Row) -> float | None:
     """Return the measured seconds of a step: as printed, or from tokens per second and card."""
-    printed, rate = _positive(raw.get("step_time_s", "")), _positive(raw.get("tokens_per_s_per_gpu", ""))
+    printed, rate = positive(raw.get("step_time_s", "")), positive(raw.get("tokens_per_s_per_gpu", ""))
     if printed is not None:
         return printed
     return None if rate is None else row.workload.tokens_per_step / (rate * float(row.candidates.world_size[0]))
 
 
-def _positive(text: str) -> float | None:
+def positive(text: str) -> float | None:
+    """Return the number that a cell holds; None where it is empty, no number, not finite or not above zero."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
@@ -155,7 +156,7 @@ def _stack(framework: str) -> str:
     return re.sub(r"\(.*?\)|\b[0-9a-f]{7}\b|v?\d[\d.]*|[^a-z+]+", " ", framework.lower()).strip()
 
 
-def _engine_of(row: Mapping[str, str], power: float) -> Engine:
+def _engine_of(row: Mapping[str, str]) -> Engine:
     framework = row.get("framework", "")
     name = next((name for pattern, name in _ENGINES if re.search(pattern, framework, re.I)), None)
     if name is None:
@@ -201,15 +202,16 @@ def _of_recipe(profile: Engine, row: Mapping[str, str]) -> Engine:
     return replace(profile, op_host_s=profile.op_host_s * 0.6)
 
 
-def _degrees(row: Mapping[str, str], number: object, cards: int, profile: Engine) -> tuple[dict[str, int], int]:
-    read_number = number  # a closure of understood()
-    assert callable(read_number)
-    tp, pp, cp = (read_number(name) or 1 for name in ("tp", "pp", "cp"))
+def _degrees(
+    row: Mapping[str, str], number: Callable[[str], int | None], cards: int, profile: Engine
+) -> tuple[dict[str, int], int]:
+    """Return the columns of degrees, and how many ranks see different sequences."""
+    tp, pp, cp = (number(name) or 1 for name in ("tp", "pp", "cp"))
     others = tp * pp * cp
     if cards % others:
         raise Unclear(f"tp={tp} x pp={pp} x cp={cp} does not divide {cards} cards")
     data_ranks = cards // others
-    replicate, shard = read_number("dp_replicate"), read_number("dp_shard")
+    replicate, shard = number("dp_replicate"), number("dp_shard")
     zero = _zero(row, profile, shard)
     if replicate is None or shard is None or replicate * shard != data_ranks:
         if shard is not None and zero == 3 and data_ranks % shard == 0:
@@ -220,8 +222,8 @@ def _degrees(row: Mapping[str, str], number: object, cards: int, profile: Engine
         replicate, shard = 1, data_ranks
     elif zero == 0 and shard > 1:
         replicate, shard = data_ranks, 1
-    ep = read_number("ep") or 1
-    experts = read_number("n_experts")
+    ep = number("ep") or 1
+    experts = number("n_experts")
     ep = ep if ep <= data_ranks * cp * tp and (experts is None or ep <= experts) else 1
     etp = 1
     sequence_parallel = row.get("sequence_parallel", "")

@@ -52,8 +52,8 @@ makes 8-bit runs of one framework as far off as its 16-bit ones)."""
 class Work:
     """Seconds of one microbatch in all layers of a network, as one tensor-parallel rank does them; by kind.
 
-    ``matmul`` linear layers, ``attention`` scores, ``memory`` what is bound by bytes; forward and backward. ``again``
-    is the forward work that full recomputation repeats; ``head`` is the last stage's, its loss included.
+    ``matmul`` linear layers, ``attention`` scores, ``memory`` what is bound by bytes; forward and backward, nothing
+    computed again. ``head`` is the last stage's, both directions, its loss included.
     """
 
     matmul_f: Numbers

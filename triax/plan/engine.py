@@ -104,8 +104,6 @@ class Engine:
     """Gradients are reduced after each microbatch, not once a step."""
     comm_sms: int = 8
     """Streaming multiprocessors that collectives take from compute while both run."""
-    is_interleaved_reduction: bool = True
-    """The reduction of gradients starts while the last microbatch is still in its backward."""
 
 
 _FP8: Final[tuple[Recipe, ...]] = ("fp8_delayed", "fp8_tensorwise", "fp8_rowwise", "fp8_blockwise", "mxfp8", "nvfp4")
@@ -158,7 +156,6 @@ _MEGATRON_LM_2021: Final = replace(
     attention="materialised",
     sequence_parallel=False,
     hides_dp=0.0,
-    is_interleaved_reduction=False,
 )
 _MEGATRON_DEEPSPEED: Final = replace(
     _MEGATRON_LM_2021,
