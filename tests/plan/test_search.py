@@ -108,4 +108,4 @@ def test_tensor_parallel_stays_in_the_server_for_a_70b_on_servers_of_eight() -> 
         columns = {name: getattr(inside.candidates, name)[:1] for name in names}
         outside = ranking.case.time(Candidates.of(1, order=across, **columns))
         assert outside.step_s[0] > 1.5 * inside.step_s[0]
-        assert outside.tp[0] > 3 * inside.time.tp[0]
+        assert outside.tp[0] > 2 * inside.time.tp[0]

@@ -58,9 +58,11 @@ class Case:
         """Which measurements the times of this case rest on."""
         return shipped().describe(stack_of(self.network, self.workload, self.machine.card, self.engine))
 
-    def memory(self, candidates: Candidates) -> Memory:
-        """Return the bytes of each candidate."""
-        return memory(self.network, self.workload, self.machine.card, self.engine, candidates)
+    def memory(self, candidates: Candidates, *, pipeline_rank: int | None = None) -> Memory:
+        """Return the bytes of each candidate, on its fullest rank or on one that is asked for."""
+        return memory(
+            self.network, self.workload, self.machine.card, self.engine, candidates, pipeline_rank=pipeline_rank
+        )
 
     def time(self, candidates: Candidates) -> StepTime:
         """Return the seconds of a step of each candidate, by what they go to."""

@@ -130,9 +130,22 @@ def _splits(schedule: Integers) -> Any:
 
 def variants(case: Case, chosen: Candidates, fixed: Fixed | None = None) -> Candidates:
     """Return all layouts of the shapes ``chosen``, those of one shape beside each other."""
+    return recomputed(case, plain_variants(case, chosen, fixed), fixed)
+
+
+def recomputed(case: Case, plain: Candidates, fixed: Fixed | None = None) -> Candidates:
+    """Return the layouts ``plain`` with every kind of recomputation, those of one layout beside each other."""
+    rows = {name: getattr(plain, name) for name in (*_SHAPE, "dp_replicate", "dp_shard", "zero", "order")}
+    return _legal(case, _cross(rows, recompute=(fixed or Fixed()).among("recompute", _RECOMPUTE_COST)))
+
+
+_SHAPE: Final = ("tp", "cp", "pp", "schedule", "stages_per_rank", "sequences_per_microbatch", "microbatches", "ep")
+
+
+def plain_variants(case: Case, chosen: Candidates, fixed: Fixed | None = None) -> Candidates:
+    """Return the layouts of the shapes ``chosen`` that compute nothing again: none is faster with recomputation."""
     fixed = fixed or Fixed()
-    names = ("tp", "cp", "pp", "schedule", "stages_per_rank", "sequences_per_microbatch", "microbatches", "ep")
-    rows = {name: getattr(chosen, name) for name in names} | {"data": chosen.data_ranks}
+    rows = {name: getattr(chosen, name) for name in _SHAPE} | {"data": chosen.data_ranks}
     most = int(rows["data"].max()) if len(chosen) else 1
     replicas = divisors(case.machine.cards) if "dp_replicate" in case.engine.axes else [1]
     replicas = [value for value in replicas if value <= most]
@@ -143,8 +156,9 @@ def variants(case: Case, chosen: Candidates, fixed: Fixed | None = None) -> Cand
         rows = _where(rows, rows["dp_shard"] == fixed.columns["dp_shard"])
     rows = _cross(rows, zero=fixed.among("zero", ZERO_STAGES[case.engine.family]))
     rows = _where(rows, _is_worth(case, rows, fixed))
-    rows = _cross(rows, recompute=fixed.among("recompute", _RECOMPUTE_COST), order=fixed.among("order", _ORDERS))
+    rows = _cross(rows, order=fixed.among("order", _ORDERS))
     rows = _where(rows, (rows["order"] == fixed.among("order", _ORDERS)[0]) | _differs(case, rows))
+    rows["recompute"] = np.full_like(rows["order"], min(fixed.among("recompute", _RECOMPUTE_COST)))
     return _legal(case, rows)
 
 

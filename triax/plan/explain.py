@@ -145,6 +145,8 @@ def _tensor(ranking: Ranking, money: Money) -> Iterator[str]:
             f"tp={2 * tp} would take {format_seconds(float(more.step_s[0]))} a step, "
             f"{format_seconds(float(more.time.tp[0]))} of it tensor parallel."
         )
+    else:
+        yield f"tp={2 * tp} would be as fast, as far as a prediction can tell."
     yield from _across(ranking if tp > 1 else more, money)
 
 
@@ -174,7 +176,8 @@ def _sharing(ranking: Ranking) -> Iterator[str]:
         return
     rows = [one_row(c, 0, zero=0, dp_replicate=c.data_ranks[0], dp_shard=1)]
     rows += [one_row(c, 0, zero=stage, dp_replicate=1, dp_shard=c.data_ranks[0]) for stage in stages]
-    states = [_states(case.memory(row)) for row in rows]
+    # Of one pipeline rank throughout: with less shared, another one may be the fullest.
+    states = [_states(case.memory(row, pipeline_rank=0)) for row in rows]
     traffic = [float(case.time(row).dp[0]) for row in rows]
     parts = [
         f"ZeRO-{stage} {format_bytes(kept)} ({_times(states[0] / kept)}x less; textbook "

@@ -1,8 +1,9 @@
 """Which layouts are the best of a case? All of them are bounded, the good ones priced, the best returned in order.
 
 The lower bound of a shape is what no variant can avoid: its work without recomputation, tensor, context and expert
-traffic, and its bubble. Shapes are opened best bound first, until the next bound is worse than what is kept; so what is
-left out is proven slower, and the answer is that of pricing every layout.
+traffic, its bubble, and the update where it is shared most. Shapes are opened best bound first, until the next bound is
+worse than what is kept, and variants are recomputed only where they are good enough without. So what is left out is
+proven slower, and the answer is that of pricing every layout.
 """
 
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 
 from triax.plan.candidates import Candidates, Integers, Numbers
 from triax.plan.case import Case
-from triax.plan.enumerate import Fixed, count_layouts, shapes, variants
+from triax.plan.enumerate import Fixed, count_layouts, plain_variants, recomputed, shapes
 from triax.plan.memory import Memory
 from triax.plan.step import WATERFALL, StepTime
 from triax.plan.walk import MOST_SLOTS, walked
 
-SLACK: Final = 0.25
+SLACK: Final = 0.15
 """Layouts up to this part slower than the best are kept: alternatives, and those that need less memory."""
 KEPT: Final = 200
 _FIRST: Final = 128
@@ -98,7 +99,7 @@ def _bounds(case: Case, shaped: Candidates) -> Numbers:
         len(shaped), **{name: getattr(shaped, name) for name in _SHAPE}, zero=_zero_of(shaped), recompute=0
     )
     time = case.time(plain)
-    bound: Numbers = time.compute + time.tp + time.cp + time.ep + time.bubble + time.host
+    bound: Numbers = time.step_s - time.dp - time.pp
     return bound
 
 
@@ -115,8 +116,9 @@ def _zero_of(c: Candidates) -> Integers:
 
 def _open(case: Case, shaped: Candidates, fixed: Fixed | None, best: float) -> tuple[Candidates, Numbers]:
     """Return the variants of ``shaped`` that fit and are good enough, with the seconds of their steps."""
-    opened = variants(case, shaped, fixed)
-    step_s = case.time(opened).step_s
+    plain = plain_variants(case, shaped, fixed)
+    opened = recomputed(case, plain.take(case.time(plain).step_s <= best * (1 + SLACK)), fixed)
+    step_s = case.time(opened).step_s if len(opened) else np.zeros(0)
     # The fastest first: once one of them fits, the slow ones need no look at their memory.
     order = np.argsort(step_s, kind="stable")
     kept: list[NDArray[np.int64]] = []

@@ -19,8 +19,8 @@ from triax.spec.schedule import stage_owner
 
 _ROUNDS: Final = 3
 """Rounds of pp microbatches after which a pipeline repeats itself."""
-MOST_SLOTS: Final = 24_000
-"""Forwards and backwards that are walked for one question, about a tenth of a second."""
+MOST_SLOTS: Final = 16_000
+"""Forwards and backwards that are walked for one question, less than a tenth of a second."""
 
 
 def walked(case: Case, candidates: Candidates, most_slots: int = MOST_SLOTS) -> StepTime:
