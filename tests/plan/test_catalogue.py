@@ -157,3 +157,13 @@ def test_any_name_is_a_card_or_is_refused_in_one_sentence(name: str) -> None:
 )  # fmt: skip
 def test_cards_are_known_by_what_their_driver_calls_them(said: str, meant: str | None) -> None:
     assert card_called(said) == meant
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("inside_bytes_per_s", 1e-300), ("across_bytes_per_s", 1e300), ("peak_flops", 1.0), ("memory_bytes", 1),
+     ("usd_per_card_hour", 1e300)],
+)  # fmt: skip
+def test_numbers_that_are_no_machines_are_refused(key: str, value: float) -> None:
+    with pytest.raises(BadInput, match=f"{key} = .* of the cluster cannot be: use"):
+        machine(Cluster(device="h100").model_copy(update={key: value}))

@@ -57,7 +57,8 @@ def plan(
     json_file: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Everything as JSON.")] = None,
 ) -> None:
     """Find the best layout of a model on a cluster, and say why, what it costs, and how sure that is."""
-    from triax.plan.ask import Wish, ask
+    from triax.plan.ask import Wish, ask, why_none
+    from triax.plan.enumerate import shapes
     from triax.plan.explain import LORA_RANK
 
     is_served = purpose == "inference"
@@ -76,6 +77,10 @@ def plan(
             f"a plan.json trains as it is, and {target} says no data and no steps: write a run file and plan that, or "
             f"use --json for the layout alone."
         )
+    if not is_served and not len(shapes(question.case, question.fixed)):
+        is_sized = fewest_cards or cheapest or days is not None
+        if question.fixed.columns or not is_sized:
+            raise BadInput(why_none(question))
     if is_served:
         _serve(question, precision or "bf16", _count(context, "--context") or question.case.workload.seq_len, json_file)
     elif fewest_cards or cheapest or days is not None:
@@ -102,13 +107,11 @@ def _best(
     question: "Question", budget: int | None, export: str | None, output: Path | None, json_file: str | None
 ) -> None:
     from triax.plan.answer import Answer
-    from triax.plan.ask import why_none
     from triax.plan.page import page
     from triax.plan.search import Misfit, search
 
     found = search(question.case, question.fixed)
-    if found is None:
-        raise BadInput(why_none(question))
+    assert found is not None  # that some layout is legal was looked at before
     if isinstance(found, Misfit):
         raise BadInput(_too_big(question, found))
     answer = Answer(question, found, budget)
@@ -247,7 +250,7 @@ def _largest(question: "Question", json_file: str | None, *, is_deepest: bool) -
 def _serve(question: "Question", precision: str, context: int, json_file: str | None) -> None:
     from dataclasses import asdict
 
-    from triax.plan.inference import WEIGHT_BYTES, plan_inference
+    from triax.plan.inference import WEIGHT_BYTES, cache_bytes_per_token, plan_inference
     from triax.plan.page import inference_page
     from triax.spec.legal_values import either
 
@@ -257,10 +260,12 @@ def _serve(question: "Question", precision: str, context: int, json_file: str | 
     found = plan_inference(case.network, case.machine, context=context, precision=precision, usd=question.usd)
     if not found:
         weights = case.network.parameters * WEIGHT_BYTES[precision]
+        cache = cache_bytes_per_token(case.network, context) * context
         have = case.machine.cards * case.machine.card.memory_bytes
         raise BadInput(
-            f"{question.model.name} needs {format_bytes(weights)} of weights alone in {precision}, and "
-            f"{case.machine.name} holds {format_bytes(have)}: use more cards, or a narrower --precision."
+            f"{question.model.name} needs {format_bytes(weights)} of weights in {precision} and {format_bytes(cache)} "
+            f"of keys and values for one sequence of {context:,} tokens, and {case.machine.name} holds "
+            f"{format_bytes(have)}: use more cards, a shorter --context or a narrower --precision."
         )
     if json_file is not None:
         rows = [asdict(row) | {"tokens_per_s": row.tokens_per_s, "cards": row.cards} for row in found]

@@ -23,6 +23,7 @@ from triax.spec.run import LayoutRequest, Run
 DEFAULT_CLUSTER: Final = "1x8xh100"
 _SEQ_LEN: Final = 4096
 _TOKENS_PER_STEP: Final = 1 << 20
+_LONGEST_SEQUENCE: Final = 1 << 27
 _MOST_SEQUENCES: Final = 1 << 20
 
 
@@ -129,8 +130,8 @@ def _workload(wish: Wish, run: Run | None, model: PlannedModel, cluster: Cluster
     if seq_len is None:
         seq_len = min(_SEQ_LEN, model.longest or _SEQ_LEN)
         assumed.append(f"sequences of {seq_len:,} tokens")
-    if seq_len < 1:
-        raise BadInput(f"--seq-len {seq_len} cannot be: use 1 or more.")
+    if not 1 <= seq_len <= _LONGEST_SEQUENCE:
+        raise BadInput(f"--seq-len {seq_len} cannot be: use 1 to {_LONGEST_SEQUENCE}.")
     if model.longest is not None and seq_len > model.longest:
         assumed.append(f"sequences longer than the {model.longest:,} that {model.name} says it is meant for")
     tokens = wish.tokens_per_step

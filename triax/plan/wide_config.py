@@ -28,8 +28,14 @@ WIDE_KEYS: Final = (
     "n_shared_experts", "first_k_dense_replace", "decoder_sparse_step", "num_nextn_predict_layers", "sliding_window",
 )  # fmt: skip
 """Keys that are read here, besides those of families that triax trains."""
-_LARGEST: Final = 1 << 40
-"""A size beyond it is a slip of the pen, and products of a few of them would fill no number."""
+_MOST: Final = {
+    "num_hidden_layers": 1 << 14,
+    "num_attention_heads": 1 << 16,
+    "num_experts": 1 << 16,
+    "hidden_size": 1 << 20,
+}
+"""Far above any model; other sizes end at ``_LARGEST``. They keep a slip of the pen from filling the memory."""
+_LARGEST: Final = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +145,9 @@ def _size(said: JsonObject, name: str, otherwise: int | None = None) -> int:
         also = f" (also read: {', '.join(_ALIASES[name])})" if name in _ALIASES else ""
         raise BadInput(f"{said.origin}: {name} is missing{also}: a plan needs it; use a whole number of 1 or more.")
     count = said.count(key)
-    if count > _LARGEST:
-        raise said.fault(key, f"use a number up to {_LARGEST}")
+    most = _MOST.get(name, _LARGEST)
+    if count > most:
+        raise said.fault(key, f"use a number up to {most}")
     return count
 
 

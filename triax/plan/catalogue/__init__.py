@@ -23,6 +23,16 @@ _FOLDER: Final = Path(__file__).parent
 _FLOPS_PER_BYTE: Final = 250.0
 """Of a card that the catalogue does not know: operations for each byte of its memory's rate (*assumed*)."""
 _PEAKS: Final = ("peak_bf16", "peak_fp16", "peak_fp8", "peak_fp4", "peak_fp32")
+_SENSE: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "memory_bytes": (1e6, 1e15),
+        "peak_flops": (1e6, 1e20),
+        "inside_bytes_per_s": (1e3, 1e16),
+        "across_bytes_per_s": (1e3, 1e16),
+        "usd_per_card_hour": (1e-6, 1e6),
+    }
+)
+"""Far below and above any machine, by key of a cluster."""
 _SEGMENT: Final = 64
 """Cards of a rack of 72 that jobs use where their number is no multiple of 72: 16 trays of 4 (*assumed*)."""
 
@@ -119,6 +129,7 @@ def _own_card(cluster: Cluster) -> Card:
 
 def machine(cluster: Cluster) -> Machine:
     """Return the machine that ``cluster`` says, numbers of its own first; raise BadInput where there is none such."""
+    _refuse_nonsense(cluster)
     own = _own_card(cluster)
     link = _link_of(own.name)
     _refuse_impossible(cluster, own.name, link)
@@ -168,6 +179,14 @@ def _domain(cluster: Cluster, link: Mapping[str, Any]) -> int:
     if cluster.num_cards <= whole or cluster.num_cards % whole == 0:
         return min(whole, cluster.num_cards)
     return _SEGMENT
+
+
+def _refuse_nonsense(cluster: Cluster) -> None:
+    """Raise BadInput for numbers that are no machine's: sums over them would be endless, or zero."""
+    for key, (least, most) in _SENSE.items():
+        value = getattr(cluster, key)
+        if value is not None and not least <= value <= most:
+            raise BadInput(f"{key} = {value:g} of the cluster cannot be: use {least:g} to {most:g}.")
 
 
 def _refuse_impossible(cluster: Cluster, name: str, link: Mapping[str, Any]) -> None:
