@@ -6,7 +6,7 @@ worse than what is kept, and variants are recomputed only where they are good en
 proven slower, and the answer is that of pricing every layout.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -151,11 +151,24 @@ def _ranked(
     relative = np.round(time.step_s / time.step_s.min(), 9)
     order = np.argsort(relative, kind="stable")
     tied = order[relative[order] <= round(1 + case.tie, 9)]
-    chosen = tied[np.argmin(_complexity(best.take(tied)))]
+    chosen = _robust_and_plain(case, best, time.step_s, tied)
     order = np.concatenate([[chosen], order[order != chosen]])
     best = best.take(order)
     time = StepTime(**{name: getattr(time, name)[order] for name in WATERFALL})
     return Ranking(case, best, case.memory(best), time, time.step_s, considered, priced)
+
+
+def _robust_and_plain(case: Case, best: Candidates, step_s: Numbers, tied: Integers) -> int:
+    """Return which of equally fast layouts to take: of those that a slow network hurts least, the plainest.
+
+    The network between servers is shared, and what is least certain of a machine.
+    """
+    if case.machine.cards > case.machine.domain:
+        slow = replace(case, machine=replace(case.machine, server_bytes_per_s=case.machine.server_bytes_per_s / 2))
+        rows = best.take(tied)
+        hurt = step_s[tied] + slow.time(rows).step_s - case.time(rows).step_s
+        tied = tied[np.round(hurt / hurt.min(), 9) <= round(1 + case.tie, 9)]
+    return int(tied[np.argmin(_complexity(best.take(tied)))])
 
 
 def _complexity(c: Candidates) -> Numbers:
