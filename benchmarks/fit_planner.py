@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from published_networks import Unclear
-from published_rows import Row, measured_step_s, read, understood
 
+from benchmarks.published_networks import Unclear
+from benchmarks.published_rows import Row, measured_step_s, read, understood
 from triax.plan.calibration import FORMAT_VERSION, Calibration, Stack, stack_of
 from triax.plan.parts import Parts, parts
 from triax.plan.step import FACTOR_NAMES, Factors, combine

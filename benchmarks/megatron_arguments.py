@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from published_machines import card_of, machine_of
-from published_networks import Unclear
-
+from benchmarks.published_machines import card_of, machine_of
+from benchmarks.published_networks import Unclear
 from triax.plan import candidates as bits
 from triax.plan.candidates import SCHEDULE_NAMES, Candidates
 from triax.plan.engine import Engine, engine

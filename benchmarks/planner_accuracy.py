@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from megatron_arguments import read_peak_row
-from published_memory import for_memory, measured_peak_bytes, predicted_bytes, printed, ran_out
-from published_networks import Unclear
-from published_rows import Row, measured_step_s, positive, read, understood
 
+from benchmarks.megatron_arguments import read_peak_row
+from benchmarks.published_memory import for_memory, measured_peak_bytes, predicted_bytes, printed, ran_out
+from benchmarks.published_networks import Unclear
+from benchmarks.published_rows import Row, measured_step_s, positive, read, understood
 from triax.errors import BadInput
 from triax.plan.calibration import Calibration, Stack, from_value, shipped, stack_of
 from triax.plan.memory import memory

@@ -4,8 +4,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from published_networks import Unclear
-
+from benchmarks.published_networks import Unclear
 from triax.plan.catalogue import card, card_names, machine
 from triax.plan.hardware import Card, Machine
 from triax.spec.cluster import Cluster

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
-from published_networks import Unclear
-from published_rows import Row
 
+from benchmarks.published_networks import Unclear
+from benchmarks.published_rows import Row
 from triax.plan.candidates import Candidates
 from triax.plan.memory import Memory
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from published_machines import card_of, machine_of
-from published_networks import Unclear, network_of_row
-
+from benchmarks.published_machines import card_of, machine_of
+from benchmarks.published_networks import Unclear, network_of_row
 from triax.plan import candidates as bits
 from triax.plan.candidates import SCHEDULE_NAMES, Candidates
 from triax.plan.engine import Engine, engine

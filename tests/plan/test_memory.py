@@ -1,7 +1,6 @@
 """Is the peak where it should be, as large as published runs measured, and is the verdict honest?"""
 
 import csv
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.megatron_arguments import read_peak_row
+from benchmarks.published_networks import Unclear
 from triax.plan import candidates as bits
 from triax.plan.candidates import SCHEDULE_NAMES, Candidates
 from triax.plan.catalogue import card
@@ -212,12 +213,6 @@ def test_checkpoints_need_less_than_a_step() -> None:
 @pytest.fixture(scope="module")
 def published() -> list[tuple[Any, Memory, float, float]]:
     """(row, prediction, measured peak, measured after the step) of every fourth row of the published tests."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from megatron_arguments import read_peak_row
-        from published_networks import Unclear
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
     rows = []
     with (ROOT / "tests/golden/peak_memory.csv").open(newline="", encoding="utf-8") as file:
         for raw in csv.DictReader(file):

@@ -7,32 +7,20 @@ the bounds here guard against changes and are no claim about runs that it has no
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+
+from benchmarks import planner_accuracy as accuracy
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden"
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gb", "oom")
 
 
-@pytest.fixture(scope="module")
-def accuracy() -> Iterator[ModuleType]:
-    """The benchmark, imported from its folder as a script is."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import planner_accuracy
-
-        yield planner_accuracy
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
-
-
-def report(accuracy: ModuleType, folder: Path, *options: str, runs: Path = GOLDEN / "runs.csv") -> dict[str, Any]:
+def report(folder: Path, *options: str, runs: Path = GOLDEN / "runs.csv") -> dict[str, Any]:
     out = folder / "report.json"
     given = ["planner_accuracy.py", "--runs", str(runs), "--json", str(out), *options]
     with pytest.MonkeyPatch.context() as patch:
@@ -52,8 +40,8 @@ def weighted(sets: list[dict[str, Any]], key: str) -> float:
     return float(np.average([each[key] for each in sets], weights=[each["used"] for each in sets]))
 
 
-def test_published_step_times_are_predicted(accuracy: ModuleType, tmp_path: Path) -> None:
-    value = report(accuracy, tmp_path)
+def test_published_step_times_are_predicted(tmp_path: Path) -> None:
+    value = report(tmp_path)
     dense, narrow = steps(value, "/dense"), steps(value, "/dense-narrow")
     assert sum(each["used"] for each in dense + narrow) > 150
     assert (weighted(dense, "median") < 0.05, weighted(dense, "p90") < 0.15) == (True, True)
@@ -64,15 +52,15 @@ def test_published_step_times_are_predicted(accuracy: ModuleType, tmp_path: Path
         assert weighted(with_null, quantile) < weighted(with_null, f"null_{quantile}") / 2
 
 
-def test_families_left_out_are_predicted_too(accuracy: ModuleType, tmp_path: Path) -> None:
-    value = report(accuracy, tmp_path, "--calibration", "leave-family-out")
+def test_families_left_out_are_predicted_too(tmp_path: Path) -> None:
+    value = report(tmp_path, "--calibration", "leave-family-out")
     dense = steps(value, "/dense")
     assert weighted(dense, "median") < 0.2
     assert all("leave-family-out" in row["calibration"] for row in value["rows"] if row["quantity"] == "step_s")
 
 
-def test_the_report_has_the_agreed_shape(accuracy: ModuleType, tmp_path: Path) -> None:
-    value = report(accuracy, tmp_path)
+def test_the_report_has_the_agreed_shape(tmp_path: Path) -> None:
+    value = report(tmp_path)
     assert set(value) == {"rows", "sets", "regret"}
     keys = {"id", "set", "quantity", "predicted", "low", "high", "calibration", "refused"}
     assert all(set(row) == keys for row in value["rows"])
@@ -84,14 +72,14 @@ def test_the_report_has_the_agreed_shape(accuracy: ModuleType, tmp_path: Path) -
             assert len(row["refused"]) > 20
 
 
-def test_what_was_measured_changes_no_prediction(accuracy: ModuleType, tmp_path: Path) -> None:
+def test_what_was_measured_changes_no_prediction(tmp_path: Path) -> None:
     raws = accuracy.read(GOLDEN / "runs.csv")[::7]
     for raw in raws:
         other = {**raw, **dict.fromkeys(MEASURED, "7"), "tflops_per_gpu": "9", "mfu_pct": "11"}
         assert accuracy.predict_run(raw, "shipped")[1] == accuracy.predict_run(other, "shipped")[1]
 
 
-def test_a_row_that_says_too_little_is_refused_with_a_reason(accuracy: ModuleType) -> None:
+def test_a_row_that_says_too_little_is_refused_with_a_reason() -> None:
     raw = accuracy.read(GOLDEN / "runs.csv")[0]
     for change, reason in (
         ({"gpu": "abacus"}, "its card is not known"),
@@ -105,7 +93,7 @@ def test_a_row_that_says_too_little_is_refused_with_a_reason(accuracy: ModuleTyp
         assert all(reason in one.refused for one in made)
 
 
-def test_torn_rows_never_end_in_a_traceback(accuracy: ModuleType) -> None:
+def test_torn_rows_never_end_in_a_traceback() -> None:
     raws, chance = accuracy.read(GOLDEN / "runs.csv"), random.Random(0)
     columns = [name for name in raws[0] if name != "id"]
     for _ in range(150):
