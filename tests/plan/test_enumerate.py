@@ -100,6 +100,18 @@ def test_decided_columns_are_kept() -> None:
     assert not len(all_layouts(case, Fixed({"tp": 3})))
 
 
+@pytest.mark.parametrize(
+    ("columns", "is_possible"), [({"dp_shard": 1}, True), ({"dp_shard": 2}, True), ({"dp_shard": 3}, False)]
+)
+def test_the_smallest_variant_of_a_shape_keeps_decisions_too(columns: dict[str, int], is_possible: bool) -> None:
+    """Else a shape would be said to fit that does not in what was decided."""
+    case = toy_case("1x8xh100", 16)
+    shaped = shapes(case, Fixed(columns))
+    assert bool(len(shaped)) == is_possible
+    assert set(shaped.dp_shard) <= {columns["dp_shard"]}
+    assert bool(len(all_layouts(case, Fixed(columns)))) == is_possible
+
+
 def test_engines_have_their_own_axes() -> None:
     assert set(all_layouts(case_of("llama-3.1-8b", "2x8xh100", 32, engine_name="fsdp1")).tp) == {1}
     megatron = all_layouts(case_of("mixtral-8x7b", "2x8xh100", 32, engine_name="megatron"))

@@ -80,6 +80,14 @@ def test_adapters_need_less(seventy: Ranking) -> None:
     assert 33 < sizes[1] < 80
 
 
+def test_experts_and_sequences_that_are_cut_are_told() -> None:
+    ranking = ranked("deepseek-v3", "64x8xh100", 1024, engine_name="megatron")
+    text, c = told(ranking), ranking.candidates
+    assert ("expert parallel" in text) == (c.ep[0] > 1)
+    assert ("context parallel" in text) == (c.cp[0] > 1)
+    assert f"ep={c.ep[0]} leaves {256 // c.ep[0]} of 256 experts" in text["expert parallel"]
+
+
 def test_frameworks_without_an_axis_are_not_told_of_it() -> None:
     text = told(ranked("llama-3.1-8b", "2x8xh100", 64, engine_name="fsdp1"))
     assert "tensor parallel" not in text

@@ -110,18 +110,22 @@ def _smallest(case: Case, rows: Columns, fixed: Fixed) -> Columns:
         splits & (max(stages) == 3), max([stage for stage in stages if stage < 3], default=3), max(stages)
     )
     shared = rows.pop("data")
-    replicate = fixed.columns.get("dp_replicate", 1)
+    shard = fixed.columns.get("dp_shard")
+    replicate = fixed.columns.get("dp_replicate", 1) if shard is None else np.maximum(shared // shard, 1)
     if case.engine.family == "deepspeed":
         deepest = np.where(rows["pp"] > 1, np.minimum(deepest, 1), deepest)
-    can_share = (shared > 1) & (deepest > 0) & ("dp_shard" in case.engine.axes)
+    can_share = (shared > 1) & (deepest > 0) & ("dp_shard" in case.engine.axes) & (shard != 1)
     own = rows | {
         "dp_replicate": np.where(can_share, replicate, shared),
         "dp_shard": np.where(can_share, shared // replicate, 1),
-        "zero": np.where(can_share, deepest, min(stages) if not can_share.all() else deepest),
+        "zero": np.where(can_share, deepest, min(stages)),
         "recompute": np.full_like(shared, max(fixed.among("recompute", _RECOMPUTE_COST))),
         "order": np.full_like(shared, fixed.among("order", _ORDERS)[0]),
     }
-    return _where(own, own["dp_replicate"] * own["dp_shard"] == shared)
+    kept = own["dp_replicate"] * own["dp_shard"] == shared
+    for name in ("dp_replicate", "dp_shard"):
+        kept &= own[name] == fixed.columns.get(name, own[name])
+    return _where(own, kept)
 
 
 def _splits(schedule: Integers) -> Any:

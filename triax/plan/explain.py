@@ -43,7 +43,8 @@ def explain(ranking: Ranking, money: Money) -> list[Reason]:
     """Return why the first layout of ``ranking`` is the one to take, for somebody who splits a model the first time."""
     topics = (
         ("fit", _fit(ranking)), ("first cut", _first_cut(ranking)), ("tensor parallel", _tensor(ranking, money)),
-        ("ZeRO", _sharing(ranking)), ("pipeline", _pipeline(ranking)), ("memory", _recompute(ranking)),
+        ("context parallel", _context(ranking)), ("expert parallel", _experts(ranking)), ("ZeRO", _sharing(ranking)),
+        ("pipeline", _pipeline(ranking)), ("memory", _recompute(ranking)),
         ("what binds", _binds(ranking)), ("fine-tuning", _adapters(ranking)),
     )  # fmt: skip
     told = ((topic, " ".join(sentences)) for topic, sentences in topics)
@@ -164,6 +165,28 @@ def _across(inside: Ranking | None, money: Money) -> Iterator[str]:
         f"Across servers, tp={tp} would spend {format_seconds(float(wrong.tp[0]))} instead of "
         f"{format_seconds(float(inside.time.tp[0]))} there: {format_seconds(bad_s)} a step, the cards' utilisation "
         f"{bad:.0%} instead of {good:.0%}, and {money(bad_s)} instead of {money(good_s)}."
+    )
+
+
+def _context(ranking: Ranking) -> Iterator[str]:
+    cp, step_s = int(ranking.candidates.cp[0]), float(ranking.step_s[0])
+    if cp > 1:
+        yield (
+            f"cp={cp} cuts each sequence of {ranking.case.workload.seq_len:,} tokens into {cp} parts, and with it what "
+            f"is kept of each microbatch; passing keys and values on takes {format_seconds(float(ranking.time.cp[0]))} "
+            f"of {format_seconds(step_s)}."
+        )
+
+
+def _experts(ranking: Ranking) -> Iterator[str]:
+    case, ep, experts = ranking.case, int(ranking.candidates.ep[0]), ranking.case.network.experts
+    if experts is None or ep == 1:
+        return
+    where = "inside a server" if ep <= case.machine.domain else "across servers"
+    yield (
+        f"ep={ep} leaves {experts.count // ep} of {experts.count} experts of a layer on each rank; sending tokens "
+        f"to their {experts.per_token} experts and back, {where}, takes {format_seconds(float(ranking.time.ep[0]))} of "
+        f"{format_seconds(float(ranking.step_s[0]))}."
     )
 
 
