@@ -50,6 +50,12 @@ def test_a_step_of_any_size_is_near_what_was_said(tokens: int, seq_len: int) -> 
         assert workload.tokens_per_step == tokens
 
 
+def test_a_step_that_few_ranks_could_share_is_moved_to_one_that_many_can() -> None:
+    question = ask(Wish("deepseek-v3", cluster="2048x8xh100", seq_len=4096, tokens_per_step=64_000_000))
+    assert question.case.workload.sequences_per_step == 15_360
+    assert any("15,360 sequences a step, near what was said" in each for each in question.assumed)
+
+
 def test_what_triax_does_not_train_is_planned_for_another_framework() -> None:
     question = ask(Wish("mixtral-8x7b"))
     assert question.case.engine.name == "megatron"

@@ -1,5 +1,6 @@
 """What exactly is asked? Names, words and numbers become a case, with what was left open filled in and said."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,7 @@ def _workload(wish: Wish, run: Run | None, model: PlannedModel, cluster: Cluster
         raise BadInput(f"--tokens-per-step {tokens} is less than one sequence of {seq_len}: use {seq_len} or more.")
     else:
         sequences = tokens // seq_len
-        if tokens % seq_len:
+        if tokens % seq_len or not _divides_well(sequences, cluster.num_cards):
             sequences = _even(sequences)
             assumed.append(f"{sequences:,} sequences a step, near what was said and easy to divide")
     if sequences > _MOST_SEQUENCES:
@@ -152,6 +153,11 @@ def _workload(wish: Wish, run: Run | None, model: PlannedModel, cluster: Cluster
             f"{_MOST_SEQUENCES * seq_len}."
         )
     return Workload(sequences, seq_len, precision(_recipe(wish)), lora_rank=wish.lora_rank)
+
+
+def _divides_well(sequences: int, cards: int) -> bool:
+    """Return whether a good part of ``cards`` can see different sequences: 15,625 of them divide over no pair."""
+    return 64 * math.gcd(sequences, cards) >= min(sequences, cards)
 
 
 def _even(sequences: int) -> int:

@@ -20,6 +20,10 @@ from triax.plan.workload import Workload
 _FLOPS_OF_STEP: Final = 3.0
 """Operations of forward and backward over those of the forward."""
 _LEAST_TIE: Final = 0.02
+_MOST_TIE: Final = 0.03
+"""More is not given away for a plainer layout."""
+_MOST_TIE_UNMEASURED: Final = 0.10
+"""The same on a card that nobody measured."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,9 @@ class Case:
         differs between layouts (*assumed*), and the rest is common to all; but nothing is known to be common on a card
         that nobody measured.
         """
-        if f"card {self.machine.card.name}" not in shipped().levels:
-            return max(_LEAST_TIE, self.interval - 1)
-        return max(_LEAST_TIE, (self.interval - 1) / 4)
+        if f"card {self.machine.card.name}" in shipped().levels:
+            return min(max(_LEAST_TIE, (self.interval - 1) / 4), _MOST_TIE)
+        return min(max(_LEAST_TIE, self.interval - 1), _MOST_TIE_UNMEASURED)
 
     @cached_property
     def rests_on(self) -> str:
