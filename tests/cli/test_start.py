@@ -78,7 +78,7 @@ def test_ranks_train_and_say_so_in_plain_lines(reference: tuple[Told, Path]) -> 
     assert told.err == ""
     assert told.out.replace("\n", "").isprintable()
     lines = told.out.splitlines()
-    assert "dp_shard=2" in lines[1]
+    assert "dp_replicate=2" in lines[1]
     assert [line.split()[1] for line in lines if line.startswith("step:")] == [str(step + 1) for step in range(STEPS)]
     assert lines[-1].startswith(f"done: {STEPS} steps")
     assert sorted(path.name for path in run_dir.iterdir() if not path.name.startswith(".")) == [
@@ -115,7 +115,7 @@ def test_stopped_killed_and_gone_on(folder: Path, reference: tuple[Told, Path]) 
     os.kill(workers_of(killed)[1], signal.SIGKILL)
     told = ended(killed)
     assert told.code == 1
-    assert told.sentence.startswith("rank 1 (dp_shard=1) was killed by SIGKILL during step ")
+    assert told.sentence.startswith("rank 1 (dp_replicate=1) was killed by SIGKILL during step ")
 
     # Also where nobody listens: what is closed here must not be taken for an output by a rank.
     told = ended(started(shell("triax train run.toml --ranks 2 --run-dir interrupted >&- 2>&-"), folder))

@@ -102,6 +102,10 @@ HABITS: Said = {
     "cluster.peak_flops": 1.0,
     "cluster.inside_bytes_per_s": 1.0,
     "cluster.across_bytes_per_s": 1.0,
+    "cluster.domain_cards": 8,
+    "cluster.network": "ethernet-100g",
+    "cluster.oversubscription": 1.0,
+    "cluster.usd_per_card_hour": 1.0,
 }
 """Another value for every key that changes only where, how fast and how long."""
 

@@ -12,6 +12,7 @@ import typer.main
 
 from triax.cli.data import data_app
 from triax.cli.huggingface import huggingface_app
+from triax.cli.plan import plan_app
 from triax.cli.schedule import schedule_app
 from triax.cli.tokenizer import tokenizer_app
 from triax.cli.verify import verify_app
@@ -31,6 +32,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(config_app, name="config")
 app.add_typer(huggingface_app)
+app.add_typer(plan_app)
 app.add_typer(schedule_app)
 app.add_typer(verify_app)
 

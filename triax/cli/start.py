@@ -7,7 +7,7 @@ import os
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from triax.errors import BadInput, Preempted, TriaxError
 from triax.spec.check import require_legal
@@ -16,6 +16,7 @@ from triax.spec.faults import validated
 from triax.spec.load import layout_words, load_plan, load_run
 from triax.spec.plan import Plan, make_plan
 from triax.spec.resolve import resolve_layout
+from triax.spec.run import LayoutRequest, Run
 
 if TYPE_CHECKING:
     from triax.data.corpus import Corpus
@@ -71,9 +72,21 @@ def _read(target: Path, overrides: list[str], rank: "Rank | None", num_ranks: in
         return plan, ""
     run = load_run(target, overrides)
     cluster = _cluster_of(run.cluster, rank, num_ranks)
-    layout = resolve_layout(run, cluster.num_cards)
-    require_legal(layout, run, cluster)
-    return make_plan(run, cluster, layout), _text_of(target)
+    plan = _planned(run, cluster) or make_plan(run, cluster, resolve_layout(run, cluster.num_cards))
+    require_legal(plan.layout, run, cluster)
+    return plan, _text_of(target)
+
+
+def _planned(run: Run, cluster: Cluster) -> Plan | None:
+    """Return the best plan where the run file says nothing of a layout; None where it does, or none is known.
+
+    Every rank that a launcher started asks for itself, and has the same answer.
+    """
+    if run.layout != LayoutRequest():
+        return None
+    from triax.plan.answer import plan_for
+
+    return plan_for(run, cluster)
 
 
 def _text_of(run_file: Path) -> str:
@@ -103,7 +116,9 @@ def _cluster_of(said: Cluster | None, rank: "Rank | None", num_ranks: int | None
         servers, inside = 1, _num_local_ranks(said, num_ranks)
     if said is not None and said.num_cards == servers * inside:
         return said
-    shape = {"servers": servers, "cards_per_server": inside}
+    shape: dict[str, Any] = {"servers": servers, "cards_per_server": inside}
+    if said is None and (device := _device()):
+        shape["device"] = device
     return validated(Cluster, shape if said is None else said.model_dump() | shape, "the ranks that were started")
 
 
@@ -131,6 +146,17 @@ def _num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
             f"servers with torchrun, srun or mpirun."
         )
     return ranks
+
+
+def _device() -> str | None:
+    """Return the catalogue's name of this server's cards, as the driver calls them; None where it has none it knows."""
+    from triax.plan.catalogue import card_called
+
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if _num_cards() else []:
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("Model:"):
+                return card_called(line.partition(":")[2])
+    return None
 
 
 def _num_cards() -> int:

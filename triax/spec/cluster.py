@@ -25,6 +25,16 @@ class Cluster(Value):
     """Bandwidth of one card to another of its server, one direction."""
     across_bytes_per_s: float | None = Field(default=None, gt=0)
     """Bandwidth of one server's uplink to the others, one direction."""
+    domain_cards: Count | None = Field(default=None, ge=1, le=10**6)
+    """Cards that reach each other at the inside rate; absent means those of a server, or of a rack where cards are so
+    joined."""
+    network: Text | None = Field(default=None, max_length=40)
+    """Name of what joins the servers, such as ``infiniband-ndr`` or ``ethernet-100g``; absent means what servers of
+    such cards usually have."""
+    oversubscription: float | None = Field(default=None, ge=1, le=1000)
+    """How many times more the servers below a switch can send than the switch can send on."""
+    usd_per_card_hour: float | None = Field(default=None, gt=0)
+    """What one card costs for an hour; absent means a default that says it is assumed."""
 
     @property
     def num_cards(self) -> int:

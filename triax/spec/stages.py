@@ -14,7 +14,7 @@ def stage_layers(model: ModelSpec, num_stages: int, cuts: tuple[int, ...] | None
     if num_stages > layers:
         raise ValueError(f"{num_stages} stages need a layer each, and the model has {layers}")
     if cuts is None:
-        cuts = _cheapest_cuts(layers, num_stages, head_cost_in_layers(model))
+        cuts = cheapest_cuts(layers, num_stages, head_cost_in_layers(model))
     if len(cuts) != num_stages or sum(cuts) != layers or min(cuts) < 1:
         raise ValueError(f"stage cuts {list(cuts)} are not {num_stages} counts of at least 1 that sum to {layers}")
     firsts = [sum(cuts[:stage]) for stage in range(num_stages)]
@@ -28,8 +28,8 @@ def head_cost_in_layers(model: ModelSpec) -> float:
     return model.vocab_size * model.hidden_size / of_layer
 
 
-def _cheapest_cuts(layers: int, num_stages: int, head_cost: float) -> tuple[int, ...]:
-    """Spread ``layers`` evenly after giving the last stage as many fewer as its head is worth.
+def cheapest_cuts(layers: int, num_stages: int, head_cost: float) -> tuple[int, ...]:
+    """Return layers of each stage: spread evenly after giving the last stage as many fewer as its head is worth.
 
     The dearest of the other stages then has ceil((layers - last) / (stages - 1)) layers; every possible size of the
     last stage is tried, and of equally good ones the largest is taken.

@@ -1,0 +1,1 @@
+"""Tests of plan: formulas against the literature, against brute force, and against published runs."""

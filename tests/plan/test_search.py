@@ -1,0 +1,111 @@
+"""Is the answer of the search that of pricing every layout, fast, and the same each time?"""
+
+import time
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from tests.plan.cases import case_of, toy_case
+from triax.plan.candidates import ORDERS, Candidates
+from triax.plan.case import Case
+from triax.plan.enumerate import Fixed, all_layouts
+from triax.plan.search import SLACK, Misfit, Ranking, search
+
+SMALL = [
+    toy_case("1x1xh100", 8),
+    toy_case("1x4xh100", 16),
+    toy_case("3x4xcpu", 24),
+    case_of("llama-3.1-8b", "1x8xh100", 64),
+    case_of("llama-3.1-8b", "8x8xrtx-4090", 64),
+    case_of("llama-3.1-70b", "8x8xh100", 128),
+    case_of("mixtral-8x7b", "4x8xa100", 64, engine_name="megatron"),
+    case_of("qwen3-30b-a3b", "2x8xh200", 64, engine_name="torchtitan"),
+    case_of("gpt3-6.7b", "4x8xv100", 64, seq_len=2048, engine_name="megatron-deepspeed", recipe="fp16"),
+]
+
+
+def found(case: Case, fixed: Fixed | None = None) -> Ranking:
+    ranking = search(case, fixed)
+    assert isinstance(ranking, Ranking)
+    return ranking
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.network.name}-{case.machine.name}")
+def test_the_best_is_that_of_brute_force(case: Case) -> None:
+    every = all_layouts(case)
+    fits = every.take(case.memory(every).fits)
+    step_s = case.time(fits).step_s
+    ranking = search(case, most_slots=0)
+    assert isinstance(ranking, Ranking)
+    assert ranking.step_s.min() == step_s.min()
+    assert ranking.step_s[0] <= step_s.min() * (1 + case.tie)
+    assert ranking.considered == len(every)
+    kept = np.sort(step_s)[: len(ranking)]
+    assert np.allclose(np.sort(ranking.step_s), kept[kept <= step_s.min() * (1 + SLACK)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", SMALL[:5], ids=lambda case: f"{case.network.name}-{case.machine.name}")
+def test_the_same_question_has_the_same_answer(case: Case) -> None:
+    one, other = found(case), found(case)
+    for index in range(min(len(one), 20)):
+        assert one.candidates.layout(index) == other.candidates.layout(index)
+
+
+def test_the_front_trades_memory_for_time() -> None:
+    ranking = found(case_of("llama-3.1-8b", "1x8xh100", 64))
+    front = ranking.front
+    assert np.all(np.diff(ranking.step_s[front]) >= 0)
+    assert np.all(np.diff(ranking.memory.needed_bytes[front]) < 0)
+    assert ranking.step_s[front[0]] == ranking.step_s.min()
+
+
+def test_everything_that_is_proposed_fits() -> None:
+    ranking = found(case_of("llama-3.1-70b", "4x8xh100", 128))
+    assert ranking.memory.fits.all()
+
+
+def test_what_fits_nowhere_says_how_near_it_came() -> None:
+    miss = search(case_of("llama-3.1-405b", "1x8xh100", 64))
+    assert isinstance(miss, Misfit)
+    assert not miss.memory.fits[0]
+    assert miss.considered > 100
+
+
+def test_what_nobody_can_cut_has_no_answer() -> None:
+    assert search(case_of("llama-3.1-8b", "37x1xh100", 64)) is None  # a prime above the 32 layers
+
+
+def test_decisions_are_kept() -> None:
+    ranking = found(case_of("llama-3.1-8b", "2x8xh100", 64), Fixed({"tp": 4, "recompute": 0}))
+    assert set(ranking.candidates.tp) == {4}
+    assert set(ranking.candidates.recompute) == {0}
+
+
+@pytest.mark.parametrize(
+    ("model", "engine_name", "sequences", "seq_len"),
+    [("llama-3.1-405b", "triax", 2048, 8192), ("llama-3.1-405b", "megatron", 2048, 8192),
+     ("deepseek-v3", "megatron", 16384, 4096)],
+)  # fmt: skip
+def test_sixteen_thousand_cards_take_a_second(model: str, engine_name: str, sequences: int, seq_len: int) -> None:
+    """Processor time, so that a busy machine changes little."""
+    case = case_of(model, "2048x8xh100", sequences, seq_len=seq_len, engine_name=engine_name)
+    start = time.process_time()
+    ranking = found(case)
+    assert time.process_time() - start < 1.5
+    assert ranking.considered > 50_000
+
+
+def test_tensor_parallel_stays_in_the_server_for_a_70b_on_servers_of_eight() -> None:
+    """The textbook's case: what speaks most often gets the fastest links."""
+    across = ORDERS.index(("tp", "pp", "dp_replicate", "dp_shard", "cp"))
+    for servers in (4, 8, 16):
+        ranking = found(case_of("llama-3.1-70b", f"{servers}x8xh100", 256))
+        assert 1 <= ranking.candidates.tp[0] <= 8
+        # The same degrees with the peers of tp in different servers.
+        inside = found(case_of("llama-3.1-70b", f"{servers}x8xh100", 256), Fixed({"tp": 8}))
+        names = [field.name for field in fields(Candidates) if field.name not in ("order", "cuts")]
+        columns = {name: getattr(inside.candidates, name)[:1] for name in names}
+        outside = ranking.case.time(Candidates.of(1, order=across, **columns))
+        assert outside.step_s[0] > 1.5 * inside.step_s[0]
+        assert outside.tp[0] > 2 * inside.time.tp[0]

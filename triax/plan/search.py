@@ -1,0 +1,190 @@
+"""Which layouts are the best of a case? All of them are bounded, the good ones priced, the best returned in order.
+
+The lower bound of a shape is what no variant can avoid: its work without recomputation, tensor, context and expert
+traffic, its bubble, and the update where it is shared most. Shapes are opened best bound first, until the next bound is
+worse than what is kept, and variants are recomputed only where they are good enough without. So what is left out is
+proven slower, and the answer is that of pricing every layout.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triax.plan.candidates import Candidates, Integers, Numbers
+from triax.plan.case import Case
+from triax.plan.enumerate import Fixed, count_layouts, plain_variants, recomputed, shapes
+from triax.plan.memory import Memory
+from triax.plan.step import WATERFALL, StepTime
+from triax.plan.walk import MOST_SLOTS, walked
+
+SLACK: Final = 0.15
+"""Layouts up to this part slower than the best are kept: alternatives, and those that need less memory."""
+KEPT: Final = 200
+_FIRST: Final = 128
+"""Shapes that are opened first; each further round opens twice as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The best layouts of a case, the chosen one first, then by step time."""
+
+    case: Case
+    candidates: Candidates
+    memory: Memory
+    time: StepTime
+    step_s: Numbers
+    considered: int
+    """Layouts that the search is over."""
+    priced: int
+    """Layouts whose time or memory had to be computed."""
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+    @property
+    def front(self) -> Integers:
+        """Indices of layouts that no other beats in both time and memory, fastest first."""
+        needed = self.memory.needed_bytes
+        order = np.lexsort((needed, self.step_s))
+        before = np.concatenate([[np.inf], np.minimum.accumulate(needed[order])[:-1]])
+        front: Integers = order[needed[order] < before]
+        return front
+
+
+@dataclass(frozen=True, eq=False)
+class Misfit:
+    """No layout fits: the one that comes nearest, and how many there were."""
+
+    case: Case
+    candidates: Candidates
+    memory: Memory
+    considered: int
+
+
+def search(
+    case: Case, fixed: Fixed | None = None, *, kept: int = KEPT, most_slots: int = MOST_SLOTS
+) -> Ranking | Misfit | None:
+    """Return the ``kept`` best layouts of ``case``; a Misfit where none fits, None where none is legal.
+
+    Pipelines of the first ones are walked, up to ``most_slots`` forwards and backwards, and ordered again.
+    """
+    shaped = shapes(case, fixed)
+    if not len(shaped):
+        return None
+    considered = count_layouts(case, shaped, fixed)
+    bounds = _bounds(case, shaped)
+    order = np.argsort(bounds, kind="stable")
+    best, priced = np.inf, 0
+    found: list[Candidates] = []
+    times: list[Numbers] = []
+    at, size = 0, _FIRST
+    while at < len(order) and bounds[order[at]] <= best * (1 + SLACK):
+        chosen = order[at : at + size]
+        chosen = chosen[bounds[chosen] <= best * (1 + SLACK)]
+        at, size = at + size, 2 * size
+        opened, step_s = _open(case, shaped.take(np.sort(chosen)), fixed, best)
+        priced += len(opened)
+        found, times = [*found, opened], [*times, step_s]
+        best = min(best, float(step_s.min(initial=np.inf)))
+    if not np.isfinite(best):
+        return _nearest(case, shaped, considered)
+    return _ranked(case, _joined(found), np.concatenate(times), considered, priced, kept, most_slots)
+
+
+def _bounds(case: Case, shaped: Candidates) -> Numbers:
+    """Return the seconds that no variant of a shape can avoid."""
+    plain = Candidates.of(
+        len(shaped), **{name: getattr(shaped, name) for name in _SHAPE}, zero=_zero_of(shaped), recompute=0
+    )
+    time = case.time(plain)
+    bound: Numbers = time.step_s - time.dp - time.pp
+    return bound
+
+
+_SHAPE: Final = (
+    "tp", "cp", "pp", "dp_replicate", "dp_shard", "schedule", "stages_per_rank", "sequences_per_microbatch",
+    "microbatches", "ep",
+)  # fmt: skip
+
+
+def _zero_of(c: Candidates) -> Integers:
+    zero: Integers = np.minimum(c.zero, 1)
+    return zero
+
+
+def _open(case: Case, shaped: Candidates, fixed: Fixed | None, best: float) -> tuple[Candidates, Numbers]:
+    """Return the variants of ``shaped`` that fit and are good enough, with the seconds of their steps."""
+    plain = plain_variants(case, shaped, fixed)
+    opened = recomputed(case, plain.take(case.time(plain).step_s <= best * (1 + SLACK)), fixed)
+    step_s = case.time(opened).step_s if len(opened) else np.zeros(0)
+    # The fastest first: once one of them fits, the slow ones need no look at their memory.
+    order = np.argsort(step_s, kind="stable")
+    kept: list[NDArray[np.int64]] = []
+    for start in range(0, len(order), 4096):
+        rows = order[start : start + 4096]
+        rows = rows[step_s[rows] <= best * (1 + SLACK)]
+        if not len(rows):
+            break
+        rows = rows[case.memory(opened.take(rows)).fits]
+        if len(rows):
+            best = min(best, float(step_s[rows[0]]))
+            kept.append(rows[step_s[rows] <= best * (1 + SLACK)])
+    fit = np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+    return opened.take(fit), step_s[fit]
+
+
+def _nearest(case: Case, shaped: Candidates, considered: int) -> Misfit:
+    bytes_needed = case.memory(shaped).needed_bytes
+    nearest = shaped.take([int(np.argmin(bytes_needed))])
+    return Misfit(case, nearest, case.memory(nearest), considered)
+
+
+def _ranked(
+    case: Case, found: Candidates, step_s: Numbers, considered: int, priced: int, kept: int, most_slots: int
+) -> Ranking:
+    order = np.argsort(step_s, kind="stable")
+    best = found.take(order[step_s[order] <= step_s[order[0]] * (1 + SLACK)][:kept])
+    time = walked(case, best, most_slots)
+    # Nine digits: processors differ in the last one, and ranks that plan for themselves must come to the same.
+    relative = np.round(time.step_s / time.step_s.min(), 9)
+    order = np.argsort(relative, kind="stable")
+    tied = order[relative[order] <= round(1 + case.tie, 9)]
+    chosen = _robust_and_plain(case, best, time.step_s, tied)
+    order = np.concatenate([[chosen], order[order != chosen]])
+    best = best.take(order)
+    time = StepTime(**{name: getattr(time, name)[order] for name in WATERFALL})
+    return Ranking(case, best, case.memory(best), time, time.step_s, considered, priced)
+
+
+def _robust_and_plain(case: Case, best: Candidates, step_s: Numbers, tied: Integers) -> int:
+    """Return which of equally fast layouts to take: of those that a slow network hurts least, the plainest.
+
+    The network between servers is shared, and what is least certain of a machine.
+    """
+    if case.machine.cards > case.machine.domain:
+        slow = replace(case, machine=replace(case.machine, server_bytes_per_s=case.machine.server_bytes_per_s / 2))
+        rows = best.take(tied)
+        hurt = step_s[tied] + slow.time(rows).step_s - case.time(rows).step_s
+        tied = tied[np.round(hurt / hurt.min(), 9) <= round(1 + case.tie, 9)]
+    return int(tied[np.argmin(_complexity(best.take(tied)))])
+
+
+def _complexity(c: Candidates) -> Numbers:
+    """Return how much a layout asks of whoever runs it: of equally fast ones the plainest is chosen.
+
+    Axes that are cut count most, then recomputation, then what is unusual in schedule, sharing and placement.
+    """
+    axes = sum((degree > 1).astype(np.float64) for degree in (c.pp, c.dp_replicate, c.dp_shard, c.cp, c.tp, c.ep))
+    details = (c.stages_per_rank > 1) * 0.3 + (c.order > 0) * 0.2 + c.zero * 0.01 + (c.recompute > 0) * 0.5
+    result: Numbers = axes + details + 0.001 * np.log2(c.tp * c.pp * c.cp)
+    return result
+
+
+def _joined(rows: list[Candidates]) -> Candidates:
+    if len(rows) == 1:
+        return rows[0]
+    names = (*_SHAPE, "zero", "recompute", "order")
+    columns: dict[str, Any] = {name: np.concatenate([getattr(row, name) for row in rows]) for name in names}
+    return Candidates.of(len(columns["pp"]), **columns)
