@@ -137,3 +137,32 @@ def test_adapters_leave_the_frozen_weights_two_bytes() -> None:
     trained = 8 * PLAIN.layers * sum(a + b for a, b in (*PLAIN.attention_matrices, *PLAIN.ffn_matrices(PLAIN.ffn)))
     assert held.weights[0, 0] == pytest.approx(2 * PLAIN.parameters + 4 * trained)
     assert held.optimizer[0, 0] == pytest.approx(8 * trained)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "copies"),
+    [
+        ("fp8_tensorwise", "h100", 2), ("fp8_tensorwise", "gb200", 1), ("fp8_delayed", "b200", 1),
+        ("fp8_tensorwise", "rtx-5090", 2), ("mxfp8", "gb200", 2 + 2 / 32),
+    ],
+)  # fmt: skip
+def test_one_scale_and_a_card_that_multiplies_any_way_need_no_transposed_weights(
+    recipe: Recipe, name: str, copies: float
+) -> None:
+    """Blocks with scales of their own are quantised along each dimension whatever the card does."""
+    candidates = Candidates.of(dp_shard=N)
+    at = probes(PLAIN, MEGATRON, candidates)
+    own = owned(PLAIN, MEGATRON, candidates, at)
+
+    def weights(of: Engine) -> float:
+        workload = Workload(64, 64, precision(recipe))
+        return float(states(PLAIN, workload, card(name), of, candidates, own, at).weights[0, 0])
+
+    assert weights(MEGATRON) == 2 * own.dense[0, 0] + copies * own.matmul[0, 0]
+    assert weights(replace(MEGATRON, has_transformer_engine=False)) >= weights(MEGATRON)
+
+
+def test_moments_in_bf16_take_half() -> None:
+    narrow = replace(MEGATRON, moment_bytes=4.0)
+    assert per_parameter(MEGATRON, zero=1, dp_shard=N)[2] == pytest.approx((4 + 8) / N)
+    assert per_parameter(narrow, zero=1, dp_shard=N)[2] == pytest.approx((4 + 4) / N)

@@ -191,7 +191,8 @@ def _memory(
     return Memory(
         **picked,
         # A buffer of the step's end is one piece, which is not made of the smaller pieces that are free by then.
-        overhead=allocated * (engine.allocator_overhead - 1) + np.where(is_late & (moment != 3), bucket, 0.0),
+        overhead=allocated * (engine.allocator_overhead - 1)
+        + np.where(is_late & (moment != MOMENTS.index("update")), bucket, 0.0),
         context=np.full(len(c), float(CONTEXT_BYTES)),
         nccl=_nccl(c),
         pipeline_rank=at.rank[probe, here],
