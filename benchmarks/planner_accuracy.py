@@ -21,7 +21,16 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from benchmarks.megatron_arguments import read_peak_row
-from benchmarks.published_memory import for_memory, measured_peak_bytes, predicted_bytes, printed, ran_out
+from benchmarks.published_memory import (
+    for_memory,
+    measured_peak_bytes,
+    peak,
+    predicted_bytes,
+    printed,
+    printed_rank,
+    ran_out,
+    verdict,
+)
 from benchmarks.published_networks import Unclear
 from benchmarks.published_rows import Row, measured_step_s, positive, read, understood
 from triax.errors import BadInput
@@ -88,14 +97,18 @@ def _peak(raw: Mapping[str, str], row: Row) -> list[Prediction]:
         kept = for_memory({**raw, "peak_memory_gb": "", "oom": ""}, row)
     except Unclear as error:
         return [Prediction(row.id, row.set, each, refused=str(error)) for each in ("peak_bytes", "fits")]
-    found = memory(kept.network, kept.workload, kept.machine.card, kept.engine, kept.candidates)
+    found = peak(kept, pipeline_rank=printed_rank(kept))
     value = predicted_bytes(found, printed(raw, kept))
     low, high = (float(end) for end in found.interval(np.float64(value)))
-    fits = float(found.fits[0])
-    return [
-        Prediction(row.id, row.set, "peak_bytes", value, low, high, "exact count"),
-        Prediction(row.id, row.set, "fits", fits, fits, fits, "exact count"),
-    ]
+    return [Prediction(row.id, row.set, "peak_bytes", value, low, high, "exact count"), _fits(raw, kept)]
+
+
+def _fits(raw: Mapping[str, str], row: Row) -> Prediction:
+    try:
+        fits = float(verdict(raw, row))
+    except Unclear as error:
+        return Prediction(row.id, row.set, "fits", refused=str(error))
+    return Prediction(row.id, row.set, "fits", fits, fits, fits, "exact count")
 
 
 def predict_peak(raw: Mapping[str, str]) -> Prediction:

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.published_networks import Unclear
 from benchmarks.published_rows import Row
 from triax.plan.candidates import Candidates
-from triax.plan.memory import Memory
+from triax.plan.memory import Memory, memory
 
 Printed = Literal["allocated", "reserved", "device"]
 _GIB: Final = 2**30
@@ -41,6 +41,11 @@ def for_memory(raw: Mapping[str, str], row: Row) -> Row:
         profile = replace(
             profile, grad_bytes=2, grad_reduce_bytes=2, narrow_weights=True, weights_expert_activations=False
         )
+    if re.search(r"bridge", framework, re.I):
+        # Its recipes compute the loss with Transformer Engine: logits in the compute type, and their gradient.
+        profile = replace(profile, loss_bytes=4.0)
+    if _has_narrow_moments(raw, row):
+        profile = replace(profile, moment_bytes=4.0)
     if profile.name == "torchtitan":
         is_new = row.release >= "2025-05" and raw.get("compile") == "y"
         profile = replace(profile, loss_bytes=4.0 if is_new else None)
@@ -55,6 +60,56 @@ def for_memory(raw: Mapping[str, str], row: Row) -> Row:
     ):
         network = replace(network, dropout=0.1)
     return replace(row, engine=profile, network=network, candidates=c)
+
+
+def _has_narrow_moments(raw: Mapping[str, str], row: Row) -> bool:
+    """Whether AdamW's moments are in bf16: the row says it, or Megatron-Bridge's recipes of these networks do."""
+    is_recipe = re.search(r"bridge", raw.get("framework", ""), re.I) and re.search(
+        r"deepseek.{0,3}v3|moonlight", row.network.name, re.I
+    )
+    return bool(is_recipe or re.search(r"bf16 moments", raw.get("zero_stage", ""), re.I))
+
+
+def peak(row: Row, *, pipeline_rank: int | None = None) -> Memory:
+    """Return what is predicted for ``row``: of its fullest rank, or of one pipeline rank."""
+    return memory(
+        row.network, row.workload, row.machine.card, row.engine, row.candidates,
+        pipeline_rank=pipeline_rank, imbalance=row.imbalance,
+    )  # fmt: skip
+
+
+def verdict(raw: Mapping[str, str], row: Row) -> bool:
+    """Return whether the run fits its card; raise Unclear where that depends on what the row leaves out.
+
+    Of a card that comes with two sizes of memory, and no word of which, the larger one is taken.
+    """
+    found = bool(peak(row).fits[0])
+    for other in _other_readings(raw, row):
+        if bool(peak(other).fits[0]) != found:
+            raise Unclear("it does not say whether the optimizer is sharded, and that decides whether it fits")
+    return found
+
+
+def _other_readings(raw: Mapping[str, str], row: Row) -> list[Row]:
+    """Frameworks of Megatron's family may shard the optimizer or not; by default each is read as it mostly ran."""
+    c = row.candidates
+    is_said = raw.get("zero_stage", "").strip() or "distributed" in raw.get("optimizer", "").lower()
+    if is_said or row.engine.name not in ("megatron", "megatron-2021", "megatron-deepspeed") or int(c.zero[0]) > 1:
+        return []
+    ranks = c.data_ranks
+    one = np.ones_like(ranks)
+    zero = 1 - c.zero
+    replicate, shard = (one, ranks) if int(zero[0]) else (ranks, one)
+    return [replace(row, candidates=replace(c, zero=zero, dp_replicate=replicate, dp_shard=shard))]
+
+
+def printed_rank(row: Row) -> int | None:
+    """Return the pipeline rank whose memory a row prints; None is the fullest.
+
+    BigScience's notes on 1.3B parameters print what the first server shows: half a GiB more for each sequence of a
+    microbatch, which is one layer's activations, where the last stage's logits alone would be more than one.
+    """
+    return 0 if re.search(r"bigscience.1\.3b", row.network.name, re.I) else None
 
 
 def printed(raw: Mapping[str, str], row: Row) -> Printed:

@@ -18,6 +18,7 @@ from triax.plan import candidates as bits
 from triax.plan.candidates import SCHEDULE_NAMES, Candidates
 from triax.plan.engine import Engine, engine
 from triax.plan.hardware import Machine
+from triax.plan.memory.activations import IMBALANCE
 from triax.plan.network import Network
 from triax.plan.workload import Recipe, Workload, precision
 
@@ -55,6 +56,8 @@ class Row:
     arena: str
     """Equal for rows that differ by layout alone."""
     quality: str
+    imbalance: float
+    """Tokens of the busiest experts over the mean."""
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -125,7 +128,7 @@ def understood(raw: Mapping[str, str]) -> Row:
         id=row.get("id", ""), set=f"{group}/{kind}", network=network, workload=workload, machine=machine,
         engine=profile, candidates=candidates, stack=_stack(framework), release=_release(row), kind=kind,
         config=f"{network.name}|{card.name}|{cards}|{seq_len}|{batch}|{layout}", arena=arena,
-        quality=row.get("quality", ""),
+        quality=row.get("quality", ""), imbalance=_imbalance(row),
     )  # fmt: skip
 
 
@@ -144,6 +147,13 @@ def positive(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None
+
+
+def _imbalance(row: Mapping[str, str]) -> float:
+    """1 where the router was made to balance, or where experts drop what is over the mean (NVIDIA's runs of Grok-1)."""
+    is_capped = "dgxc" in row.get("source_group", "") and re.search("grok", row.get("model", ""), re.I)
+    is_forced = re.search(r"force[d-]?.?balanc|forced balance", row.get("notes", ""), re.I)
+    return 1.0 if is_capped or is_forced else IMBALANCE
 
 
 def _release(row: Mapping[str, str]) -> str:

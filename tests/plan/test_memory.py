@@ -95,6 +95,39 @@ def test_all_forwards_first_keep_what_every_loss_has_left() -> None:
     assert logits("1F1B", 8) == 6
 
 
+def test_deepspeeds_pipeline_keeps_the_logits_of_two_microbatches() -> None:
+    """Each of two buffers holds a microbatch's logits in fp32 until the next one in it is computed."""
+
+    def logits(microbatches: int) -> float:
+        candidates = Candidates.of(pp=2, dp_shard=4, zero=1, microbatches=microbatches)
+        by = engine("megatron-deepspeed")
+        last = memory(LLAMA_8B, WORKLOAD, H100, by, candidates, pipeline_rank=-1)
+        assert MOMENTS[last.moment[0]] == "loss"
+        return float(last.logits[0]) / (4096 * 128256)
+
+    assert (logits(1), logits(2), logits(8)) == (10, 14, 14)
+
+
+def test_buckets_of_the_steps_end_are_reserved_beside_activations_but_not_needed_with_them() -> None:
+    """Up to ZeRO-1 gradients are reduced once, when activations are gone; then the bucket is part of the peak."""
+    columns = {"tp": 8, "pp": 4, "dp_shard": 4, "microbatches": 8}
+    by = engine("megatron-deepspeed")
+    without = replace(by, bucket_bytes=0.0)
+
+    def peaks(**more: int) -> tuple[Memory, Memory]:
+        candidates = Candidates.of(**columns, **more)
+        return tuple(memory(LLAMA_70B, WORKLOAD, H100, each, candidates) for each in (by, without))  # type: ignore[return-value]
+
+    late, none = peaks(zero=1)
+    assert MOMENTS[late.moment[0]] == "backward"
+    assert late.needed_bytes[0] == none.needed_bytes[0]
+    assert late.reserved_bytes[0] - none.reserved_bytes[0] == by.bucket_bytes
+    at = MOMENTS.index("update")
+    assert late.at_moment[at, 0] - none.at_moment[at, 0] == by.bucket_bytes
+    early, none = peaks(zero=2)
+    assert early.allocated_bytes[0] - none.allocated_bytes[0] == by.bucket_bytes
+
+
 def test_uneven_stages_move_the_peak() -> None:
     even = of(pp=4, microbatches=16, dp_shard=8)
     light_first = of(pp=4, microbatches=16, dp_shard=8, cut=0, cuts=((5, 9, 9, 9),))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from triax.plan.candidates import Candidates
+from triax.plan.catalogue import card
 from triax.plan.engine import Engine, engine
 from triax.plan.memory.stages import probes
 from triax.plan.memory.states import owned, states
@@ -18,6 +19,7 @@ GPT = replace(PLAIN, is_gated=False, norm="layer", is_tied=True, has_qkv_bias=Tr
 MIXED = replace(PLAIN, experts=Experts(8, 2, 96, shared_ffn=64, dense_layers=1))
 LATENT = replace(MIXED, latent_attention=LatentAttention(q_rank=32, kv_rank=16, nope_dim=16, rope_dim=8, value_dim=16))
 N = 8
+H100 = card("h100")
 MEGATRON = replace(engine("megatron"), bucket_padding=1, vocab_padding=1)
 
 
@@ -28,7 +30,7 @@ def per_parameter(
     candidates = Candidates.of(**columns)
     workload = Workload(64, 64, precision(recipe), grad_reduce_bytes=reduce_bytes)
     at = probes(PLAIN, of, candidates)
-    held = states(PLAIN, workload, of, candidates, owned(PLAIN, of, candidates, at), at)
+    held = states(PLAIN, workload, H100, of, candidates, owned(PLAIN, of, candidates, at), at)
     return tuple(float(each[0, 0]) / PLAIN.parameters for each in (held.weights, held.gradients, held.optimizer))  # type: ignore[return-value]
 
 
@@ -75,7 +77,7 @@ def test_torchtitan_gathers_once_where_there_is_a_pipeline() -> None:
     of = engine("torchtitan")
     at = probes(PLAIN, of, candidates, pipeline_rank=0)
     own = owned(PLAIN, of, candidates, at)
-    held = states(PLAIN, Workload(64, 64, precision("bf16")), of, candidates, own, at)
+    held = states(PLAIN, Workload(64, 64, precision("bf16")), H100, of, candidates, own, at)
     assert held.weights[0, 0] == pytest.approx(own.all[0, 0] * (2 + 4 / N))
     assert held.gradients[0, 0] == pytest.approx(own.all[0, 0] * 4)
 
@@ -112,7 +114,7 @@ def test_experts_are_shared_by_the_ranks_that_hold_the_same_one() -> None:
     at = probes(MIXED, MEGATRON, candidates)
     own = owned(MIXED, MEGATRON, candidates, at)
     assert float(own.expert[0, 0]) == MIXED.expert_layers * MIXED.expert_parameters
-    held = states(MIXED, Workload(64, 64, precision("bf16")), MEGATRON, candidates, own, at)
+    held = states(MIXED, Workload(64, 64, precision("bf16")), H100, MEGATRON, candidates, own, at)
     assert held.optimizer[0, 0] == pytest.approx(12 * (own.dense[0, 0] / 64 + own.expert[0, 0] / 8))
 
 
@@ -121,7 +123,7 @@ def test_shards_are_rounded_up_to_megatrons_buckets() -> None:
     of = engine("megatron")
     at = probes(PLAIN, of, candidates)
     own = owned(PLAIN, of, candidates, at)
-    held = states(PLAIN, Workload(6, 64, precision("bf16")), of, candidates, own, at)
+    held = states(PLAIN, Workload(6, 64, precision("bf16")), H100, of, candidates, own, at)
     padded = np.ceil(own.all[0, 0] / 384) * 384
     assert held.optimizer[0, 0] == pytest.approx(12 * padded / 3)
 
@@ -131,7 +133,36 @@ def test_adapters_leave_the_frozen_weights_two_bytes() -> None:
     at = probes(PLAIN, engine("fsdp1"), candidates)
     own = owned(PLAIN, engine("fsdp1"), candidates, at)
     workload = Workload(4, 64, precision("bf16"), lora_rank=8)
-    held = states(PLAIN, workload, engine("fsdp1"), candidates, own, at)
+    held = states(PLAIN, workload, H100, engine("fsdp1"), candidates, own, at)
     trained = 8 * PLAIN.layers * sum(a + b for a, b in (*PLAIN.attention_matrices, *PLAIN.ffn_matrices(PLAIN.ffn)))
     assert held.weights[0, 0] == pytest.approx(2 * PLAIN.parameters + 4 * trained)
     assert held.optimizer[0, 0] == pytest.approx(8 * trained)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "copies"),
+    [
+        ("fp8_tensorwise", "h100", 2), ("fp8_tensorwise", "gb200", 1), ("fp8_delayed", "b200", 1),
+        ("fp8_tensorwise", "rtx-5090", 2), ("mxfp8", "gb200", 2 + 2 / 32),
+    ],
+)  # fmt: skip
+def test_one_scale_and_a_card_that_multiplies_any_way_need_no_transposed_weights(
+    recipe: Recipe, name: str, copies: float
+) -> None:
+    """Blocks with scales of their own are quantised along each dimension whatever the card does."""
+    candidates = Candidates.of(dp_shard=N)
+    at = probes(PLAIN, MEGATRON, candidates)
+    own = owned(PLAIN, MEGATRON, candidates, at)
+
+    def weights(of: Engine) -> float:
+        workload = Workload(64, 64, precision(recipe))
+        return float(states(PLAIN, workload, card(name), of, candidates, own, at).weights[0, 0])
+
+    assert weights(MEGATRON) == 2 * own.dense[0, 0] + copies * own.matmul[0, 0]
+    assert weights(replace(MEGATRON, has_transformer_engine=False)) >= weights(MEGATRON)
+
+
+def test_moments_in_bf16_take_half() -> None:
+    narrow = replace(MEGATRON, moment_bytes=4.0)
+    assert per_parameter(MEGATRON, zero=1, dp_shard=N)[2] == pytest.approx((4 + 8) / N)
+    assert per_parameter(narrow, zero=1, dp_shard=N)[2] == pytest.approx((4 + 4) / N)

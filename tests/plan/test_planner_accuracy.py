@@ -5,7 +5,9 @@ the bounds here guard against changes and are no claim about runs that it has no
 """
 
 import json
+import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -103,3 +105,50 @@ def test_torn_rows_never_end_in_a_traceback() -> None:
         row, made = accuracy.predict_run(raw, "shipped")
         accuracy.read_measurements([raw], [row], [made])
         assert all(one.refused or np.isfinite(one.predicted) for one in made)
+
+
+def golden(name: str) -> dict[str, str]:
+    return next(raw for raw in accuracy.read(GOLDEN / "runs.csv") if raw["id"] == name)
+
+
+def fits(raw: dict[str, str]) -> Any:
+    return next(one for one in accuracy.predict_run(raw, "shipped")[1] if one.quantity == "fits")
+
+
+def test_a_verdict_that_rests_on_what_a_row_leaves_out_is_withheld() -> None:
+    """GPT-3.6B on 64 cards: sharded it fits, replicated it does not; vTrain's table does not say which it was."""
+    raw = golden("vt-multi-2")
+    assert raw["zero_stage"] == ""
+    assert "whether the optimizer is sharded" in fits(raw).refused
+    assert fits({**raw, "zero_stage": "1"}).predicted == 1
+    assert fits({**raw, "zero_stage": "0"}).predicted == 0
+
+
+def test_the_last_stage_runs_out_of_memory_where_the_first_has_room() -> None:
+    """BigScience's 1.3B on V100s: 16 sequences a microbatch ran out of 32 GB, and 8 of 16 GB; one less doubling ran."""
+    small = golden("bs-1B3-V10016GB-tp1pp2dp4-mbs1-ac")
+    large = {**small, "gpu": "V100-SXM2-32GB"}
+    assert [fits({**small, "micro_batch": each}).predicted for each in ("1", "2", "4", "8")] == [1, 1, 1, 0]
+    assert [fits({**large, "micro_batch": each}).predicted for each in ("2", "8", "16")] == [1, 1, 0]
+
+
+def test_balanced_routers_and_narrow_moments_are_read() -> None:
+    """DeepSeek-V3 on 256 GB200, as Megatron-LM published it: it ran, with both, and would not fit without."""
+    raw = golden("mb-26.04-LLAMA3.1_405B-GB300-256-FP8-pretrain-L318") | {
+        "model": "DeepSeek-V3", "n_layers": "61", "hidden": "7168", "ffn_hidden": "18432", "n_heads": "128",
+        "n_experts": "256", "vocab": "129280", "gpu": "GB200-186GB", "n_gpus": "256", "tp": "1", "pp": "8", "cp": "1",
+        "virtual_pp": "4", "ep": "32", "micro_batch": "1", "global_batch": "2048", "seq_len": "4096",
+        "precision": "mxfp8", "activation_checkpointing": "selective (mlp)", "framework": "Megatron-Core dev",
+        "zero_stage": "1 (distributed optimizer, bf16 moments)", "notes": "force-balanced",
+    }  # fmt: skip
+    assert fits(raw).predicted == 1
+    assert fits({**raw, "notes": "", "zero_stage": "1"}).predicted == 0
+    grok = golden("dgxc-v24.11.1-Grok-1-314B-fp8-H100-512-g1024-tp4pp8")
+    assert accuracy.understood(grok).imbalance == 1
+
+
+@pytest.mark.parametrize("way", [["benchmarks/planner_accuracy.py"], ["-m", "benchmarks.planner_accuracy"]])
+def test_the_script_starts_either_way(way: list[str]) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *way, "--help"], cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert (done.returncode, b"--peak-memory" in done.stdout) == (0, True)

@@ -34,6 +34,8 @@ class Engine:
     # Memory. The moments and the master copy are the optimizer's business, see ``triax.plan.memory``.
     holds_low_precision_weights: bool = True
     """Weights are kept in the compute type beside fp32 masters; else the fp32 shards are all there is (FSDP)."""
+    moment_bytes: float | None = None
+    """Bytes of both of AdamW's moments; absent means in fp32 (Megatron's precision-aware optimizer: 4, in bf16)."""
     grad_bytes: int = 4
     """Bytes of a gradient as it is kept between microbatches."""
     grad_reduce_bytes: int = 4
@@ -64,13 +66,16 @@ class Engine:
     """Its scratch space is there besides PyTorch's."""
     loss_bytes: float | None = None
     """Bytes a logit, of two bytes, at the peak of the loss; absent means as the kind of loss takes."""
+    keeps_outputs: int = 0
+    """Microbatches whose logits in fp32 the last stage never lets go: a pipeline's buffers of outputs that only the
+    next microbatch overwrites (DeepSpeed has two)."""
     deferred_logit_gradients: float = 0.0
     """Gradients of logits, of microbatches passed, that wait for the head's weight gradient at the end of a step."""
     cublas_workspace_bytes: float | None = None
     """Scratch space of matrix products of one thread; absent means PyTorch's default for the card."""
     loss: Loss = "fused"
     bucket_bytes: float = 0.0
-    """Buffers that gather weights and reduce gradients, of a size of their own."""
+    """Buffers that gather weights and reduce gradients, of a size of their own: at the end of a step up to ZeRO-1."""
     allocator_overhead: float = 1.05
     """Bytes reserved by the allocator over bytes allocated."""
     reports: Literal["allocated", "reserved"] = "allocated"
@@ -163,6 +168,7 @@ _MEGATRON_DEEPSPEED: Final = replace(
     family="deepspeed",
     axes=("pp", "dp_replicate", "dp_shard", "tp"),
     grad_bytes=6,  # its bf16 optimizer keeps gradients in bf16 and sums them in fp32
+    keeps_outputs=2,
     bucket_bytes=2e9,  # 5e8 numbers gathered and as many reduced at once, by default
     allocator_overhead=1.32,
     memory_margin=0.15,

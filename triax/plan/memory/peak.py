@@ -149,14 +149,16 @@ def _memory(
 ) -> Memory:  # fmt: skip
     at = probes(network, engine, c, pipeline_rank)
     own = owned(network, engine, c, at)
-    state = states(network, workload, engine, c, own, at)
+    state = states(network, workload, card, engine, c, own, at)
     acts = activations(network, workload, engine, c, imbalance)
     held = held_bytes(acts, at.held, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     forward, backward = working_bytes(acts, at, c)
     logits, logits_kept = _logits(network, workload, engine, c, acts)
     passing = _ring_buffers(network, workload, c, acts) + _pipeline_buffers(workload, engine, c, acts)
-    passing = passing + np.where(c.data_ranks > 1, engine.bucket_bytes, 0.0)
+    bucket = np.where(c.data_ranks > 1, engine.bucket_bytes, 0.0)
+    is_late = c.zero <= 1
+    passing = passing + np.where(is_late, 0.0, bucket)
     base = state.weights + state.gradients + state.optimizer
     zero = np.zeros_like(held)
     moments_activations = np.stack([held + forward, at_loss, held + backward, zero])
@@ -165,7 +167,8 @@ def _memory(
     waiting = [others, at.at_loss_last - 1, others]
     moments_logits = np.stack([*(np.where(at.has_head, count * logits_kept, 0.0) for count in waiting), zero])
     moments_logits[1] += np.where(at.has_head, logits, 0.0)
-    moments_buffers = np.stack([state.gathered + passing] * 3 + [state.widened])
+    moments_logits += np.where(at.has_head, _outputs_left(network, engine, c, acts)[:, None], 0.0)
+    moments_buffers = np.stack([state.gathered + passing] * 3 + [state.widened + np.where(is_late, bucket, 0.0)])
     total = base + moments_activations + moments_logits + moments_buffers
     moment, probe = _argmax(total)
     here = np.arange(len(c))
@@ -187,7 +190,9 @@ def _memory(
     largest = padded_vocab(network, engine, c) * network.hidden / c.tp * 4.0
     return Memory(
         **picked,
-        overhead=allocated * (engine.allocator_overhead - 1),
+        # A buffer of the step's end is one piece, which is not made of the smaller pieces that are free by then.
+        overhead=allocated * (engine.allocator_overhead - 1)
+        + np.where(is_late & (moment != MOMENTS.index("update")), bucket, 0.0),
         context=np.full(len(c), float(CONTEXT_BYTES)),
         nccl=_nccl(c),
         pipeline_rank=at.rank[probe, here],
@@ -247,6 +252,15 @@ def _logits(
     numbers = acts.tokens * rows
     ahead = LOSS_KEPT_BYTES * network.mtp_depth
     return numbers * (peak + ahead), numbers * (LOSS_KEPT_BYTES + ahead)
+
+
+def _outputs_left(network: Network, engine: Engine, c: Candidates, acts: Activations) -> NDArray[np.float64]:
+    """[moments, candidates]: logits in fp32 in buffers of outputs; at the loss its own are counted already."""
+    numbers = acts.tokens * padded_vocab(network, engine, c) / c.tp
+    count = np.minimum(c.microbatches, engine.keeps_outputs)
+    always = 4.0 * numbers * count
+    left: NDArray[np.float64] = np.stack([always, 4.0 * numbers * np.maximum(count - 1, 0), always, always])
+    return left
 
 
 def _ring_buffers(network: Network, workload: Workload, c: Candidates, acts: Activations) -> Numbers:

@@ -11,12 +11,16 @@ import numpy as np
 
 from triax.plan.candidates import Candidates, Numbers
 from triax.plan.engine import Engine
+from triax.plan.hardware import Card
 from triax.plan.memory.stages import Probes
 from triax.plan.network import Network
 from triax.plan.workload import Workload
 
 MOMENT_BYTES: Final = {"adamw": 8.0, "adam8bit": 2.0 + 8.0 / 256, "sgd": 0.0, "muon": 4.0, "adafactor": 0.0}
 """Bytes a number: two moments in fp32; two in 8 bits, each block of 256 with a scale; one of matrices (Muon)."""
+
+MULTIPLIES_ANY_WAY: Final = ("b200", "gb200", "b300", "gb300")
+"""Cards that multiply matrices in 8 bits however they lie in memory (compute capability 10.x, not 12.x)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,19 +132,21 @@ def shards(c: Candidates) -> tuple[Numbers, Numbers]:
     return dense, expert
 
 
-def states(network: Network, workload: Workload, engine: Engine, c: Candidates, own: Owned, at: Probes) -> States:
+def states(
+    network: Network, workload: Workload, card: Card, engine: Engine, c: Candidates, own: Owned, at: Probes
+) -> States:
     """Return what the rank holds between microbatches, and what ZeRO-3 gathers for the layer at work."""
     compute = float(workload.precision.activation_bytes)
     is_low = compute < 4
     if workload.lora_rank:
-        return _adapter_states(network, workload, own, at, compute)
+        return _adapter_states(network, workload, engine, own, at, compute)
     dense_ranks, expert_ranks = shards(c)
     zero = np.where((c.zero == 3) & (c.pp > 1) & engine.gathers_once_in_pipeline, 1, c.zero)
     master_whole, master_shared, copy = _weight_bytes(engine, compute)
     weights = np.zeros_like(own.dense)
     gradients, optimizer, copies, widened, gathered = (np.zeros_like(own.dense) for _ in range(5))
     kept, reduced = _gradient_bytes(workload, engine, compute)
-    moments = MOMENT_BYTES[workload.optimizer]
+    moments = _moment_bytes(workload, engine)
     owners = [(own.dense, dense_ranks, own.dense_unit, own.outside)]
     if network.experts is not None:
         owners.append((own.expert, expert_ranks, own.expert_unit, np.zeros_like(own.outside)))
@@ -165,12 +171,29 @@ def states(network: Network, workload: Workload, engine: Engine, c: Candidates, 
     if workload.optimizer == "muon":
         # Embedding and head keep two moments.
         optimizer += np.where(zero >= 1, own.outside / dense_ranks, own.outside) * 4.0
-    cache = workload.precision.weight_cache_bytes if workload.precision.is_quantised else 0.0
-    if cache and engine.narrow_weights:
-        cache -= compute
+    cache = _cache_bytes(workload, card, engine)
     weights += own.matmul * np.where(zero == 3, 0.0, cache)
     resting = weights + optimizer + (gradients if engine.holds_low_precision_weights else 0.0)
     return States(weights + copies, gradients, optimizer, resting, widened, gathered)
+
+
+def _moment_bytes(workload: Workload, engine: Engine) -> float:
+    own = engine.moment_bytes if workload.optimizer == "adamw" else None
+    return MOMENT_BYTES[workload.optimizer] if own is None else own
+
+
+def _cache_bytes(workload: Workload, card: Card, engine: Engine) -> float:
+    """Return bytes a weight of its copies in 8 or 4 bits, less what an engine then need not keep.
+
+    Transformer Engine makes the transposed copy of a weight with one scale only where the card asks for it.
+    """
+    if not workload.precision.is_quantised:
+        return 0.0
+    cache = workload.precision.weight_cache_bytes
+    is_any_way = card.name.partition("@")[0] in MULTIPLIES_ANY_WAY
+    if is_any_way and engine.has_transformer_engine and workload.precision.recipe in ("fp8_delayed", "fp8_tensorwise"):
+        cache -= 1.0
+    return cache - workload.precision.activation_bytes if engine.narrow_weights else cache
 
 
 def _weight_bytes(engine: Engine, compute: float) -> tuple[float, float, float]:
@@ -202,12 +225,14 @@ def _padded(numbers: Numbers, ranks: Numbers, engine: Engine) -> Numbers:
     return padded
 
 
-def _adapter_states(network: Network, workload: Workload, own: Owned, at: Probes, compute: float) -> States:
+def _adapter_states(
+    network: Network, workload: Workload, engine: Engine, own: Owned, at: Probes, compute: float
+) -> States:
     """Frozen weights in the compute type; adapters beside every matrix of attention and feed-forward, trained whole."""
     width = sum(inputs + outputs for inputs, outputs in network.attention_matrices)
     width += sum(inputs + outputs for inputs, outputs in network.ffn_matrices(network.ffn))
     trained = workload.lora_rank * width * at.layers["block"]
-    moments = MOMENT_BYTES[workload.optimizer]
+    moments = _moment_bytes(workload, engine)
     zero = np.zeros_like(own.dense)
     weights, optimizer = own.all * compute + trained * 4.0, trained * moments
     return States(weights, trained * 4.0, optimizer, weights + optimizer, zero, zero)
