@@ -157,4 +157,5 @@ def test_two_tasks_of_a_step_train_as_one_run(tmp_path: Path) -> None:
     told = [task.communicate(timeout=120)[1] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0], told
     assert series(tmp_path / "run", "step") == [1, 2]
-    assert json.loads((tmp_path / "run" / "plan.json").read_text())["layout"]["dp_shard"] == 2
+    layout = json.loads((tmp_path / "run" / "plan.json").read_text())["layout"]
+    assert layout["dp_replicate"] * layout["dp_shard"] == 2
