@@ -57,7 +57,7 @@ def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
     whole_parts = {
         "num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.kv_heads, "seq_len": seq_len,
     }  # fmt: skip
-    parts = {"intermediate_size": model.intermediate_size, "vocab_size": model.vocab_size}
+    parts = {**model.feed_forward_widths, "vocab_size": model.vocab_size}
     undivided = [f"{name}={size}" for name, size in whole_parts.items() if size % tp]
     short = [f"{name}={size}" for name, size in parts.items() if not _feeds_all(size, tp)]
     cuts_norm = tp > 1 and model.qk_norm == "full"
