@@ -243,6 +243,7 @@ class _Loop:
                 utilization=reading.utilization,
                 sample_hash=self.batches.step_hash(pending.first_sample, run.sequences_per_step),
                 eval_loss=eval_loss,
+                experts=report.experts,
             )
         )
         stop_sample = pending.first_sample + run.sequences_per_step
