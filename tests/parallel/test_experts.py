@@ -15,6 +15,7 @@ import torch
 from tests.harness.experts import ROUTERS, with_experts
 from tests.harness.layouts import legal_layouts
 from tests.harness.ranks import run_ranks
+from tests.harness.tolerances import assert_losses_equal
 from tests.harness.toy import toy_run
 from tests.harness.training import CPU, Engine, train_on_all_ranks, train_on_one_device
 from tests.parallel.equality import assert_equals_one_device
@@ -178,3 +179,23 @@ def test_a_step_that_is_left_out_moves_no_bias() -> None:
     assert (bias == 0).all()
     load.move_biases(seen, torch.tensor(True))
     assert (bias * 100).round().tolist() == [1, 1, 1, 1, -1, -1, -1, -1]
+
+
+def losses_of(rank: int, world: int, run: Run, layout: Layout, steps: int) -> list[float]:
+    engine = Engine(run, layout, rank)
+    return [engine.step(step).loss for step in range(steps)]
+
+
+def test_grouped_experts_in_bf16_come_to_the_losses_of_fp64() -> None:
+    """A choice between two nearly equal scores may fall otherwise in bf16; a loss over many tokens hardly feels it."""
+    sizes = {"hidden_size": 16, "head_dim": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
+    model = with_experts(
+        ModelSpec.model_validate(toy_of(1, 1, "mixtral").model.model_dump() | sizes),
+        **ROUTERS["mixtral"] | {"num_experts": 8, "moe_intermediate_size": 16},
+    )
+    sections = {"train": {"sequences_per_step": 24}, "data": {"seq_len": 8}}
+    layout = Layout(dp_shard=2, ep=2, zero=3, microbatches=3, sequences_per_microbatch=4)
+    exact = train_on_one_device(toy_run(model, **sections), 3).losses
+    bf16 = toy_run(model, **sections, precision={"compute": "bf16", "master": "fp32", "reduce": "fp32"})
+    for losses in run_ranks(losses_of, 2, bf16, layout, 3):
+        assert_losses_equal(losses, exact, "bf16")

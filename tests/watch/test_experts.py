@@ -34,8 +34,8 @@ def test_a_step_without_tokens_is_no_division_by_zero() -> None:
     assert expert_metrics([LayerLoad(0, (0.0, 0.0), 0.0, 0.0)])["experts/max_load"] == 0.0
 
 
-def said(check: LoadCheck, tokens: list[tuple[float, ...]]) -> list[str | None]:
-    return [check.warning(step, [LayerLoad(2, counts, 1.0, None)]) for step, counts in enumerate(tokens, 1)]
+def said(check: LoadCheck, tokens: list[tuple[float, ...]], first: int = 101) -> list[str | None]:
+    return [check.warning(step, [LayerLoad(2, counts, 1.0, None)]) for step, counts in enumerate(tokens, first)]
 
 
 def test_a_heavy_load_is_said_once_and_with_what_to_do() -> None:
@@ -43,7 +43,7 @@ def test_a_heavy_load_is_said_once_and_with_what_to_do() -> None:
     sentences = said(LoadCheck(4, 1), [heavy] * 50)
     (sentence,) = filter(None, sentences)
     assert sentences.index(sentence) == 19
-    for part in ("expert 1 of layer 2 had 3.3 times", "steps 1 to 20", "router_aux_loss_coef", "selection_bias"):
+    for part in ("expert 1 of layer 2 had 3.3 times", "steps 101 to 120", "router_aux_loss_coef", "selection_bias"):
         assert part in sentence
 
 
@@ -57,6 +57,12 @@ def test_a_heavy_load_is_said_once_and_with_what_to_do() -> None:
 )
 def test_an_even_load_is_no_warning(tokens: list[tuple[float, ...]]) -> None:
     assert not any(said(LoadCheck(4, 1), tokens))
+
+
+def test_routers_may_settle_first() -> None:
+    heavy: tuple[float, ...] = (1, 20, 1, 2)
+    sentences = said(LoadCheck(4, 1), [heavy] * 130, first=1)
+    assert [step for step, sentence in enumerate(sentences, 1) if sentence] == [120]
 
 
 def test_where_all_experts_take_part_nothing_is_heavy() -> None:

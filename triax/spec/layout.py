@@ -165,7 +165,7 @@ class Layout(Value):
         degrees = [f"{axis}={self.degree(axis)}" for axis in AXES if self.degree(axis) > 1] or ["one rank"]
         if self.ep > 1:
             degrees.append(f"ep={self.ep}")
-        if self.dp_shard > 1:
+        if self.dp_shard > 1 or self.expert_ranks > self.ep > 1:
             degrees.append(f"zero={self.zero}")
         if self.pp > 1:
             degrees.append(f"schedule={self.schedule}")

@@ -17,6 +17,9 @@ BALANCE_LOSS: Final = "experts/balance_loss"
 Z_LOSS: Final = "experts/z_loss"
 """Mean over the layers of the z-loss before its coefficient."""
 
+_SETTLING_STEPS: Final = 100
+"""Steps at the start of a run in which routers are allowed to be one-sided (*assumed*)."""
+
 _STEPS_SEEN: Final = 20
 """Steps whose tokens are added up before a load is called heavy: in a single one chance counts for much (*assumed*)."""
 
@@ -59,7 +62,7 @@ def _heaviest(tokens: Sequence[float]) -> tuple[int, float]:
 class LoadCheck:
     """Says once that an expert has far more than its part: its rank keeps all others waiting.
 
-    Far more is half of the most there can be, which is every token choosing it: E / K times the mean.
+    The first hundred steps of a run are left out. Far more is half of the most there can be, which is every token choosing it: E / K times the mean.
     """
 
     def __init__(self, num_experts: int, num_experts_per_tok: int) -> None:
@@ -69,6 +72,8 @@ class LoadCheck:
 
     def warning(self, step: int, loads: Sequence[LayerLoad]) -> str | None:
         """Return one sentence the first time that the last steps together were heavy, else None."""
+        if step <= _SETTLING_STEPS:
+            return None
         self._seen.append(loads)
         if self._has_warned or self._heavy <= 1 or len(self._seen) < _STEPS_SEEN:
             return None
