@@ -62,7 +62,8 @@ def _heaviest(tokens: Sequence[float]) -> tuple[int, float]:
 class LoadCheck:
     """Says once that an expert has far more than its part: its rank keeps all others waiting.
 
-    The first hundred steps of a run are left out. Far more is half of the most there can be, which is every token choosing it: E / K times the mean.
+    Far more is half of the most there can be, which is every token choosing it: E / K times the mean. The first hundred
+    steps of a run are left out.
     """
 
     def __init__(self, num_experts: int, num_experts_per_tok: int) -> None:
