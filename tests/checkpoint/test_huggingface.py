@@ -30,7 +30,10 @@ from triax.spec.weights import weights_table
 
 ROOT = Path(__file__).parent.parent.parent
 
-ONE_OF_EACH = ("llama, biases", "mistral, window", "qwen2, tied, one key/value head", "phi3", "gemma3", "olmo2")
+ONE_OF_EACH = (
+    "llama, biases", "mistral, window", "qwen2, tied, one key/value head", "phi3", "gemma3", "olmo2", "mixtral",
+    "qwen3_moe, biases, some layers dense, raw scores",
+)  # fmt: skip
 
 
 def decoder_of(checkpoint_folder: Path) -> Decoder:
@@ -82,6 +85,28 @@ def test_gradients_are_those_of_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(
         decoder.embed_tokens.weight.grad, model.model.embed_tokens.weight.grad, rtol=1e-4, atol=1e-4
     )
+
+
+def test_experts_stored_in_several_dtypes_are_refused(tmp_path: Path) -> None:
+    """Those of one kind are one weight here, which has one dtype."""
+    folder = save(make("mixtral"), tmp_path / "hf")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.block_sparse_moe.experts.2.w2.weight"
+    save_file(tensors | {name: tensors[name].bfloat16()}, folder / "model.safetensors")
+    with pytest.raises(BadInput, match=r"stores the experts of layers.1.mlp.experts.down_proj as BF16 and F32"):
+        open_hf_folder(folder)
+
+
+def test_a_missing_and_a_misshapen_expert_are_named(tmp_path: Path) -> None:
+    folder = save(make("qwen3_moe"), tmp_path / "hf")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.experts.3.up_proj.weight"]
+    name = "model.layers.0.mlp.experts.0.gate_proj.weight"
+    save_file(tensors | {name: tensors[name][:5].contiguous()}, folder / "model.safetensors")
+    with pytest.raises(BadInput) as told:
+        open_hf_folder(folder)
+    assert "it lacks model.layers.1.mlp.experts.3.up_proj.weight" in str(told.value)
+    assert f"{name} has shape (5, 24) instead of (12, 24)" in str(told.value)
 
 
 def test_shards_bits_and_dtypes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +340,8 @@ def test_damage_anywhere_in_what_is_read_first_is_a_sentence(
         refusal = str(error)
     else:
         assert found.model.num_hidden_layers == 4
-        assert {rows.stored.path.parent for rows in found.rows.values()} == {folder.resolve()}
+        parts = [part for rows in found.rows.values() for part in rows.parts]
+        assert {part.stored.path.parent for part in parts} == {folder.resolve()}
     assert len(refusal) < 3000
     shutil.rmtree(folder)
 

@@ -4,6 +4,9 @@ from typing import Any, Final
 
 Config = dict[str, Any]
 
+EAGER: Final[Config] = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""How transformers is asked to compute. Left alone it groups experts, which takes no width but multiples of four."""
+
 _SIZES: Final[Config] = {
     "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
@@ -13,7 +16,7 @@ _SIZES: Final[Config] = {
 
 def config(model_type: str, **more: Any) -> Config:
     """Return a small config.json of ``model_type``, with ``more`` keys."""
-    head = {"head_dim": 8} if model_type in ("qwen3", "gemma3_text") else {}
+    head = {"head_dim": 8} if model_type in ("qwen3", "qwen3_moe", "gemma3_text") else {}
     return {"model_type": model_type, **_SIZES, **head, **more}
 
 
@@ -122,6 +125,24 @@ CONFIGS: Final[dict[str, Config]] = {
     "olmo2": config("olmo2", rms_norm_eps=1e-5),
     "olmo2, biases, tied, one key/value head": config(
         "olmo2", attention_bias=True, tie_word_embeddings=True, num_key_value_heads=1
+    ),
+    "mixtral": config("mixtral", num_local_experts=6),
+    "mixtral, window, tied, all experts": config(
+        "mixtral", num_local_experts=3, num_experts_per_tok=3, sliding_window=5, tie_word_embeddings=True, head_dim=10,
+        router_aux_loss_coef=0.02,
+    ),
+    "qwen3_moe": config(
+        "qwen3_moe", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12, norm_topk_prob=True
+    ),
+    "qwen3_moe, biases, some layers dense, raw scores": config(
+        "qwen3_moe", num_experts=5, num_experts_per_tok=2, moe_intermediate_size=10, attention_bias=True,
+        decoder_sparse_step=2, mlp_only_layers=[3], router_aux_loss_coef=0.0, rope_parameters={
+            "rope_theta": 1000000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
+        },
+    ),
+    "qwen3_moe, window, tied": config(
+        "qwen3_moe", num_experts=4, num_experts_per_tok=4, moe_intermediate_size=7, use_sliding_window=True,
+        sliding_window=4, tie_word_embeddings=True, mlp_only_layers=[0, 2],
     ),
 }  # fmt: skip
 """By a name that says what is special; rope in the spelling of transformers 5."""

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.harness.configs import CONFIGS
+from tests.harness.configs import CONFIGS, EAGER
 
 # Its bars on standard error are not what a test of standard error is about.
 transformers.utils.logging.disable_progress_bar()
@@ -23,7 +23,7 @@ def make(name: str, **changed: Any) -> Any:
 
     ``changed`` keys replace those of the configuration called ``name``.
     """
-    config = AutoConfig.for_model(**CONFIGS[name] | changed, attn_implementation="eager")
+    config = AutoConfig.for_model(**CONFIGS[name] | changed, **EAGER)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     for parameter in model.parameters():
@@ -44,7 +44,10 @@ def opened(folder: Path) -> Any:
     """
     with _warnings() as said:
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+            folder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **EAGER,
         )
     assert [line for line in said if "rope" not in line.lower()] == []
     assert {key: list(value) for key, value in info.items() if value} == {}

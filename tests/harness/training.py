@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from tests.harness.pieces import Pieces, pieces_of, put_together
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import MadeUpSequences
+from triax.parallel.expert import ExpertLoad
 from triax.parallel.mesh import build_mesh
 from triax.parallel.place import initialise, make_executor, place
 from triax.parallel.tied import TiedEmbedding
@@ -52,9 +53,10 @@ class Engine:
         self.sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
         self.executor = make_executor(table, self.stages, layout, run.precision, self.mesh, run.data.seq_len, CPU)
         tied = TiedEmbedding(self.stages, layout, table)
+        load = ExpertLoad(self.stages, run.model, CPU)
         nowhere: Any = None
         self.stepper = Stepper(
-            run, layout, self.executor, self.optimizer, nowhere, tied, self.mesh, self.data_rank, CPU
+            run, layout, self.executor, self.optimizer, nowhere, tied, load, self.mesh, self.data_rank, CPU
         )
 
     def step(self, step: int) -> Any:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.harness.configs import CONFIGS, Config
+from tests.harness.configs import CONFIGS, EAGER, Config
 from tests.harness.tolerances import GRADIENT, assert_tensors_equal
 from triax.nn.decoder import Decoder
 from triax.spec.huggingface import SUPPORTED, config_of, model_from_config, tensor_sources
@@ -29,7 +29,7 @@ def reference(said: Config) -> Any:
     config = transformers.AutoConfig.for_model(**said)
     config = type(config).from_dict(json.loads(config.to_json_string()))  # as it would be read from a folder
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     with torch.no_grad():
         for weight in model.parameters():
             # Norms and biases stay around what they start with, so that nothing fades out on the way.
@@ -40,13 +40,33 @@ def reference(said: Config) -> Any:
 
 def in_our_names(tensors: dict[str, Tensor], model: ModelSpec) -> dict[str, Tensor]:
     """Tensors by our names; every one of ``tensors`` has to be asked for, the head of a tied model apart."""
+    tensors = as_in_a_folder(tensors, model)
     named = {}
-    for name, source in tensor_sources(model).items():
-        rows = slice(source.first_row, None if source.num_rows is None else source.first_row + source.num_rows)
-        named[name] = tensors[source.hf_name][rows]
-    unasked = tensors.keys() - {source.hf_name for source in tensor_sources(model).values()}
+    for name, sources in tensor_sources(model).items():
+        parts = []
+        for source in sources:
+            rows = slice(source.first_row, None if source.num_rows is None else source.first_row + source.num_rows)
+            parts.append(tensors[source.hf_name][rows])
+        named[name] = torch.cat(parts)
+    unasked = tensors.keys() - {source.hf_name for parts in tensor_sources(model).values() for source in parts}
     assert unasked <= ({"lm_head.weight"} if model.tie_word_embeddings else set())
     return named
+
+
+def as_in_a_folder(tensors: dict[str, Tensor], model: ModelSpec) -> dict[str, Tensor]:
+    """Tensors under the names of a folder: in memory, transformers stacks experts, and calls all families' alike."""
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        before, stack, kind = name.partition(".mlp.experts.")
+        parts = {"": (), "gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
+        for part, matrices in zip(parts, tensor.chunk(max(len(parts), 1), dim=-2 if stack else 0), strict=False):
+            apart |= {f"{before}{stack}{expert}.{part}.weight": matrix for expert, matrix in enumerate(matrices)}
+        if not stack:
+            apart[name] = tensor
+    if model.family != "mixtral":
+        return apart
+    names = {"mlp": "block_sparse_moe", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+    return {".".join(names.get(word, word) for word in name.split(".")): tensor for name, tensor in apart.items()}
 
 
 def ours(their: nn.Module, model: ModelSpec) -> Decoder:
@@ -130,7 +150,7 @@ def test_transformers_opens_what_is_written(said: Config, caplog: pytest.LogCapt
         transformers.utils.logging.enable_propagation()
         config = transformers.AutoConfig.for_model(**written)
         transformers.utils.logging.disable_propagation()
-        after = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        after = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
         after.load_state_dict(before.state_dict())
         assert torch.equal(after(tokens()).logits, before(tokens()).logits)
         assert (config.eos_token_id, config.use_cache) == (([3, 4], False) if carried else (None, True))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.harness.experts import with_experts
 from tests.harness.pieces import Pieces, pieces_of, put_together
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import ODD, lay, toy_run
@@ -79,6 +80,30 @@ def test_parts_of_matrices_and_of_the_network_start_with_the_same_bits(degrees: 
     layout = lay(run, **degrees)
     wholes = put_together(run_ranks(initial_pieces, layout.world_size, run, layout))
     assert wholes.keys() == {weight.name for weight in weights_table(model)}
+    for weight in weights_table(model):
+        expected = initial_rows(weight, model, run.train.seed, 0, weight.shape[0]).to(torch.float64)
+        assert torch.equal(wholes[weight.name], expected), weight.name
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        {"dp_shard": 4, "ep": 2, "zero": 3},
+        {"dp_shard": 2, "tp": 2, "ep": 4, "zero": 1},
+        {"dp_shard": 3, "tp": 2, "ep": 2, "zero": 2, "order": ("tp", "cp", "dp_shard", "dp_replicate", "pp")},
+        {"pp": 2, "tp": 2, "ep": 2, "zero": 0},
+        {"dp_replicate": 2, "tp": 2, "zero": 3},
+    ],
+    ids=lambda degrees: " ".join(f"{k}={v}" for k, v in degrees.items()),
+)
+def test_experts_start_with_the_same_bits_wherever_they_are(degrees: dict[str, int]) -> None:
+    """Their rows are drawn in blocks that begin and end inside experts, and inside what a rank holds."""
+    model = with_experts(
+        TALL.model_copy(update={"num_hidden_layers": 2}), num_experts=4, moe_intermediate_size=75, selection_bias=True
+    )
+    run = toy_run(model, train={"sequences_per_step": 12, "seed": 5})
+    layout = lay(run, **degrees)
+    wholes = put_together(run_ranks(initial_pieces, layout.world_size, run, layout))
     for weight in weights_table(model):
         expected = initial_rows(weight, model, run.train.seed, 0, weight.shape[0]).to(torch.float64)
         assert torch.equal(wholes[weight.name], expected), weight.name

@@ -34,6 +34,13 @@ def whole() -> Said:
             "rope_scaling": {"kind": "linear", "factor": 2.0}, "rope_local_theta": 1e3, "partial_rotary_factor": 0.8,
             "layers_without_rope": [1], "sliding_window": 16, "global_layers": [2], "embedding_multiplier": 2.0,
             "attention_multiplier": 0.5, "residual_multiplier": 0.9, "logits_scaling": 1.5,
+            "experts": {
+                "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "scoring_func": "sigmoid",
+                "norm_topk_prob": False, "routed_scaling_factor": 2.5, "n_group": 4, "topk_group": 2,
+                "selection_bias": True, "shared_expert_intermediate_size": 48, "first_k_dense_replace": 1,
+                "decoder_sparse_step": 2, "mlp_only_layers": [2], "router_aux_loss_coef": 0.01,
+                "router_bias_update_speed": 0.001,
+            },
         },
         "data": {
             "train": ["/corpus/a.txt", "/corpus/b.txt"], "format": "text", "extensions": [".txt"], "text_field": "body",

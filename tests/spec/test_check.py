@@ -203,6 +203,52 @@ def test_what_this_version_does_not_train() -> None:
     ]
 
 
+EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "sentence"),
+    [
+        ({"ep": 5, "dp_shard": 5}, "ep=5 does not divide num_experts=12: use ep=1."),
+        (
+            {"ep": 4, "dp_shard": 2},
+            "ep=4 is more than the 2 ranks it borrows (dp_shard=2 x cp=1 x tp=1): use ep=1 or 2.",
+        ),
+        (
+            {"ep": 4, "dp_shard": 3, "tp": 2},
+            "ep=4 does not divide the 6 ranks it borrows (dp_shard=3 x cp=1 x tp=2): use ep=2, 3 or 6.",
+        ),
+        (
+            {"ep": 8, "dp_shard": 6},
+            "ep=8 does not divide num_experts=12 and is more than the 6 ranks it borrows (dp_shard=6 x cp=1 x tp=1): "
+            "use ep=3 or 6.",
+        ),
+    ],
+)
+def test_experts_that_cannot_be_spread(degrees: dict[str, int], sentence: str) -> None:
+    run = make_run(train={"sequences_per_step": degrees["dp_shard"]}, model={"experts": EXPERTS})
+    assert messages(run, **degrees) == [sentence]
+
+
+@pytest.mark.parametrize("degrees", [{"ep": 2, "tp": 2}, {"ep": 4, "dp_shard": 2, "tp": 2}, {"ep": 3, "dp_shard": 6}])
+def test_experts_that_can(degrees: dict[str, int]) -> None:
+    run = make_run(train={"sequences_per_step": degrees.get("dp_shard", 1)}, model={"experts": EXPERTS})
+    assert messages(run, **degrees) == []
+
+
+def test_tensor_parallel_cuts_what_feed_forward_there_is() -> None:
+    """A model of experts alone has no feed-forward network to cut; a shared expert is one."""
+    narrow = {"intermediate_size": 3, "experts": EXPERTS}
+    assert messages(of(**narrow), tp=4) == []
+    assert messages(of(**narrow | {"experts": EXPERTS | {"first_k_dense_replace": 1}}), tp=4) == [
+        "tp=4 leaves ranks without a part of intermediate_size=3: use tp=1 or 2."
+    ]
+    shared = EXPERTS | {"shared_expert_intermediate_size": 5}
+    assert messages(of(experts=shared), tp=4) == [
+        "tp=4 leaves ranks without a part of experts.shared_expert_intermediate_size=5: use tp=1 or 2."
+    ]
+
+
 def test_matrices_that_cannot_be_cut() -> None:
     assert messages(of(num_key_value_heads=2), tp=3) == [
         "tp=3 does not divide num_attention_heads=4, num_key_value_heads=2 and seq_len=32: use tp=1 or 2."

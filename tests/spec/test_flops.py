@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.harness.experts import with_experts
 from triax.nn.decoder import Decoder
 from triax.spec.flops import (
     attended_by,
@@ -102,6 +103,28 @@ def test_torch_counts_the_same_on_the_network(is_tied: bool) -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         decoder(tokens, positions, None, tokens.roll(-1, 1)).backward()
     assert counter.get_total_flops() == batch * length * flops_per_token(model, length)
+
+
+def test_of_experts_those_that_a_token_chose_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router, a shared expert and the experts, as torch counts them where each expert is a matmul of its own."""
+    monkeypatch.setattr("triax.nn.moe.can_group", lambda rows, inner: False)
+    settings = {"shared_expert_intermediate_size": 24, "first_k_dense_replace": 1, "moe_intermediate_size": 32}
+    model = with_experts(TINY, **settings)
+    batch, length = 2, 24
+    torch.manual_seed(0)
+    decoder = Decoder(model)
+    for weight in decoder.parameters():
+        weight.data.normal_(0, 0.1)
+    tokens = torch.randint(model.vocab_size, (batch, length))
+    positions = torch.arange(length).expand(batch, length)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        decoder(tokens, positions, None, tokens.roll(-1, 1)).backward()
+    mixing = 3 * 2 * 2 * (2 * 48)  # weighted sums of 2 layers: element-wise work that here is a matmul
+    assert counter.get_total_flops() == batch * length * (flops_per_token(model, length) + mixing)
+    terms = by_name(model, 1)
+    assert terms["experts"] == 6 * 2 * 2 * 3 * 48 * 32
+    assert terms["router"] == 6 * 2 * 48 * 6
+    assert terms["mlp"] == 6 * 3 * 48 * (80 + 2 * 24)
 
 
 def test_torch_counts_the_same_on_hugging_face_llama() -> None:

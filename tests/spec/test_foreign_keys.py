@@ -11,12 +11,12 @@ from triax.spec.foreign_keys import FOREIGN_KEYS
 from triax.spec.run import Run
 
 
-def keys_of_a_run() -> set[str]:
+def keys_of_a_run(kind: type[BaseModel] = Run) -> set[str]:
     found = set()
-    for name, field in Run.model_fields.items():
+    for name, field in kind.model_fields.items():
         for part in (field.annotation, *get_args(field.annotation)):
             if isinstance(part, type) and issubclass(part, BaseModel):
-                found |= {f"{name}.{key}" for key in part.model_fields}
+                found |= {f"{name}.{key}" for key in (*part.model_fields, *keys_of_a_run(part))}
     return found
 
 

@@ -135,13 +135,23 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "gemma2": (
         config("gemma2"),
         "model_type = 'gemma2' cannot be: softcapping of attention scores has no kernel that avoids an S x S matrix of "
-        "scores; triax reads llama, mistral, qwen2, qwen3, smollm3, granite, phi3, gemma3_text or olmo2.",
+        "scores; triax reads llama, mistral, qwen2, qwen3, smollm3, granite, phi3, gemma3_text, olmo2, mixtral or "
+        "qwen3_moe.",
     ),
     "a near name": (
         config("lama"), "model_type = 'lama' cannot be: no such architecture is read; the nearest is llama.",
     ),
     "no near name": (config("bloom"), "triax reads llama, mistral,"),
-    "experts": (config("mixtral"), "it has experts, which this version of triax does not train"),
+    "latent attention": (config("deepseek_v3"), "its attention compresses keys and values, which triax's does not"),
+    "experts of another kind": (config("gpt_oss"), "its attention has sinks, and its experts have biases"),
+    "no experts": (config("qwen3_moe", num_experts=0), "num_experts = 0 cannot be: use a whole number of 1 or more."),
+    "no layer with experts": (
+        config("qwen3_moe", num_experts=8, decoder_sparse_step=5), "no layer of 4 has experts",
+    ),
+    "more experts for each token than there are": (
+        config("mixtral", num_local_experts=2, num_experts_per_tok=3),
+        "num_experts_per_tok=3 is more than num_experts=2: use at most 2.",
+    ),
     "no type": (without(config("llama"), "model_type"), "model_type is missing: name the architecture, such as llama,"),
     "a type of the wrong kind": (config("llama") | {"model_type": 3}, "model_type = 3 cannot be"),
     "another head": (
@@ -150,8 +160,8 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "two that matter": (
         config("llama", num_local_experts=8, quantization_config={"bits": 4}),
-        "num_local_experts = 8 cannot be for model_type llama: it has experts, which this version of triax does not "
-        "train.\nquantization_config = {'bits': 4} cannot be for model_type llama: its weights are quantised",
+        "num_local_experts = 8 cannot be for model_type llama: this family has no experts: mixtral and qwen3_moe "
+        "have.\nquantization_config = {'bits': 4} cannot be for model_type llama: its weights are quantised",
     ),
     "softcapping": (config("gemma3_text", attn_logit_softcapping=50.0), "an S x S matrix of scores"),
     "a cap of logits": (config("gemma3_text", final_logit_softcapping=30.0), "without a cap"),
@@ -368,22 +378,57 @@ def test_weights_of_most_families_are_whole_tensors() -> None:
     for name in ("llama, biases", "gemma3", "olmo2"):
         model = read(CONFIGS[name])
         table = {row.name: row.hf_name for row in weights_table(model)}
-        assert tensor_sources(model) == {name: Source(hf_name, 0, None) for name, hf_name in table.items()}
+        assert tensor_sources(model) == {name: (Source(hf_name, 0, None),) for name, hf_name in table.items()}
 
 
 def test_fused_tensors_are_cut_into_rows_without_gap_or_overlap() -> None:
     model = read(config("phi3", num_attention_heads=4, num_key_value_heads=2))
     sources = tensor_sources(model)
     assert sources.keys() == {row.name for row in weights_table(model)}
-    heads = [sources[f"layers.3.self_attn.{name}_proj.weight"] for name in "qkv"]
+    heads = [source for name in "qkv" for source in sources[f"layers.3.self_attn.{name}_proj.weight"]]
     assert {source.hf_name for source in heads} == {"model.layers.3.self_attn.qkv_proj.weight"}
     assert [(source.first_row, source.num_rows) for source in heads] == [(0, 24), (24, 12), (36, 12)]
     gate, up = (sources[f"layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up"))
-    assert gate == Source("model.layers.0.mlp.gate_up_proj.weight", 0, 40)
-    assert up == Source("model.layers.0.mlp.gate_up_proj.weight", 40, 40)
-    assert sources["layers.0.mlp.down_proj.weight"] == Source("model.layers.0.mlp.down_proj.weight", 0, None)
+    assert gate == (Source("model.layers.0.mlp.gate_up_proj.weight", 0, 40),)
+    assert up == (Source("model.layers.0.mlp.gate_up_proj.weight", 40, 40),)
+    assert sources["layers.0.mlp.down_proj.weight"] == (Source("model.layers.0.mlp.down_proj.weight", 0, None),)
     for one, other in pairwise(heads):
         assert other.first_row == one.first_row + (one.num_rows or 0)
+
+
+def test_each_expert_is_a_tensor_of_its_own_by_its_familys_name() -> None:
+    mixtral = tensor_sources(read(CONFIGS["mixtral"]))
+    assert mixtral["layers.1.mlp.experts.up_proj"] == tuple(
+        Source(f"model.layers.1.block_sparse_moe.experts.{expert}.w3.weight", 0, None) for expert in range(6)
+    )
+    assert mixtral["layers.1.mlp.gate.weight"] == (Source("model.layers.1.block_sparse_moe.gate.weight", 0, None),)
+    qwen = tensor_sources(read(CONFIGS["qwen3_moe, biases, some layers dense, raw scores"]))
+    assert [source.hf_name for source in qwen["layers.1.mlp.experts.down_proj"]] == [
+        f"model.layers.1.mlp.experts.{expert}.down_proj.weight" for expert in range(5)
+    ]
+    assert qwen["layers.0.mlp.down_proj.weight"] == (Source("model.layers.0.mlp.down_proj.weight", 0, None),)
+    assert qwen["layers.1.mlp.gate.weight"] == (Source("model.layers.1.mlp.gate.weight", 0, None),)
+
+
+def test_experts_are_read_by_either_name_of_their_number() -> None:
+    qwen = CONFIGS["qwen3_moe"]
+    assert read(without(qwen, "num_experts") | {"num_local_experts": 6}) == read(qwen)
+    assert read(qwen | {"num_local_experts": 6}) == read(qwen)
+    assert "num_experts = 6 cannot be: num_local_experts says the same, and says 5." in refusal(
+        qwen | {"num_local_experts": 5}
+    )
+    assert written(read(qwen))["num_experts"] == 6
+    assert written(read(CONFIGS["mixtral"]))["num_local_experts"] == 6
+
+
+def test_settings_of_training_alone_do_not_keep_a_model_from_being_written() -> None:
+    model = read(CONFIGS["mixtral"])
+    assert model.experts is not None
+    trained = model.model_copy(
+        update={"experts": model.experts.model_copy(update={"router_z_loss_coef": 0.1}), "intermediate_size": 999}
+    )
+    assert read(written(trained)) == model, "no layer is dense, so that its width is no matter"
+    assert written(trained)["router_aux_loss_coef"] == 0.001
 
 
 # Any config at all.
@@ -501,6 +546,20 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "logits_scaling": st.floats(1e-3, 1e3),
     "embedding_multiplier": st.sampled_from([1.0, 24**0.5, 30**0.5]),
     "norm_is_offset": st.booleans(),
+    "experts": st.none()
+    | st.fixed_dictionaries(
+        {"num_experts": st.just(4), "num_experts_per_tok": st.integers(1, 5)},
+        optional={
+            "moe_intermediate_size": st.just(24),
+            "scoring_func": st.sampled_from(["softmax", "sigmoid"]),
+            "norm_topk_prob": st.booleans(),
+            "first_k_dense_replace": st.integers(0, 4),
+            "decoder_sparse_step": st.integers(1, 3),
+            "mlp_only_layers": st.sampled_from([(), (0,), (1, 3)]),
+            "shared_expert_intermediate_size": st.sampled_from([0, 8]),
+            "selection_bias": st.booleans(),
+        },
+    ),
 }
 
 

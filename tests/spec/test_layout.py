@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from triax.spec.layout import AXES, Coordinate, Layout
+from triax.spec.legal_values import divisors
 from triax.spec.load import layout_words
 from triax.spec.run import LayoutRequest
 
@@ -59,6 +60,41 @@ def test_data_ranks_cover_each_part_of_the_data(layout: Layout) -> None:
     for rank in range(layout.world_size):
         for axis in ("pp", "cp", "tp"):
             assert {parts[peer] for peer in layout.peers(rank, axis)} == {parts[rank]}
+
+
+@given(layouts(), st.data())
+def test_experts_borrow_the_ranks_of_a_replica(layout: Layout, data: st.DataObject) -> None:
+    """Each (replica, shard, ep index) is one rank of each pipeline rank. The ranks of ``ep`` and of ``expert_shard``
+    ascend along their axis, as torch numbers the ranks of a group."""
+    ep = data.draw(st.sampled_from(divisors(layout.expert_ranks)))
+    layout = layout.model_copy(update={"ep": ep, "zero": data.draw(st.integers(0, 3))})
+    by_pipeline_rank: dict[int, dict[tuple[int, int, int], int]] = {}
+    for rank in range(layout.world_size):
+        by_pipeline_rank.setdefault(layout.coordinate(rank).pp, {})[layout.expert_place(rank)] = rank
+    for places in by_pipeline_rank.values():
+        grid = product(range(layout.expert_replicas), range(layout.expert_shards), range(ep))
+        assert sorted(places) == list(grid)
+        for replica, shard in product(range(layout.expert_replicas), range(layout.expert_shards)):
+            family = [places[replica, shard, index] for index in range(ep)]
+            assert len({layout.coordinate(rank).dp_replicate for rank in family}) == 1
+            assert family == sorted(family)
+        for replica, index in product(range(layout.expert_replicas), range(ep)):
+            sharing = [places[replica, shard, index] for shard in range(layout.expert_shards)]
+            assert sharing == sorted(sharing)
+    assert (layout.expert_shards == 1) >= (layout.zero == 0)
+    assert layout.expert_replicas * layout.expert_shards * ep == layout.dp_replicate * layout.expert_ranks
+
+
+def test_experts_of_neighbours() -> None:
+    """Inside tp first, since its ranks are neighbours; then across dp_shard."""
+    layout = Layout(dp_shard=2, tp=4, ep=2, zero=3)
+    assert [layout.expert_place(rank) for rank in range(8)] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (0, 3, 0), (0, 3, 1),
+    ]  # fmt: skip
+    assert [Layout(dp_shard=2, tp=2, ep=4).expert_place(rank)[2] for rank in range(4)] == [0, 1, 2, 3]
+    assert [Layout(tp=4, ep=2, zero=0).expert_place(rank) for rank in range(4)] == [
+        (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1),
+    ]  # fmt: skip
 
 
 @given(layouts(), ORDERS, st.data())

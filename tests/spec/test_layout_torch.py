@@ -7,8 +7,10 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.harness.experts import with_experts
 from tests.harness.ranks import run_ranks
-from triax.parallel.mesh import build_mesh, data_mesh
+from tests.harness.toy import ODD
+from triax.parallel.mesh import EXPERT_AXES, build_mesh, data_mesh, expert_mesh
 from triax.spec.layout import AXES, Layout
 
 ORDERS = (
@@ -54,6 +56,30 @@ def test_ranks_of_a_large_layout_stand_where_torch_puts_them(order: tuple[str, .
     for rank in range(0, layout.world_size, 5):  # five divides no degree, so every index of every axis comes up
         with pretended_rank(rank, layout.world_size):
             assert peers_by_axis(layout) == peers_said(layout, rank)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("zero", [0, 2])
+def test_ranks_of_experts_stand_where_torch_puts_them(order: tuple[str, ...], zero: int) -> None:
+    degrees = {"pp": 2, "dp_replicate": 2, "cp": 3, "tp": 4} | ({"dp_shard": 2} if zero else {})
+    layout = Layout.model_validate({**degrees, "ep": 6, "zero": zero, "order": order})
+    for rank in range(0, layout.world_size, 5):
+        with pretended_rank(rank, layout.world_size):
+            mesh = expert_mesh(layout, with_experts(ODD), "cpu")
+            assert mesh is not None
+            assert mesh.mesh_dim_names == EXPERT_AXES
+            assert tuple(mesh.get_coordinate() or ()) == layout.expert_place(rank)
+            for axis in ("expert_shard", "ep"):
+                group = mesh.get_group(axis)
+                assert dist.get_group_rank(group, rank) == mesh.get_local_rank(axis)
+                assert mesh[axis].mesh.tolist() == dist.get_process_group_ranks(group)
+
+
+def test_there_is_no_mesh_of_experts_where_they_lie_as_all_other_weights_do() -> None:
+    layout = Layout(dp_shard=4, pp=2)
+    with pretended_rank(0, layout.world_size):
+        assert expert_mesh(layout, with_experts(ODD), "cpu") is None
+        assert expert_mesh(layout.model_copy(update={"ep": 2}), ODD, "cpu") is None
 
 
 def test_real_ranks_agree() -> None:

@@ -166,6 +166,20 @@ def test_words_complete_a_file(tmp_path: Path) -> None:
     assert run.train == make_run().train
 
 
+def test_sections_within_sections_are_overridden_by_their_full_name(tmp_path: Path) -> None:
+    said = smallest()
+    said["model"]["experts"] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    path = write(tmp_path, said)
+    experts = load_run(path, ["model.experts.num_experts=6", "model.experts.router_aux_loss_coef=1e-2"]).model.experts
+    assert experts is not None
+    assert (experts.num_experts, experts.num_experts_per_tok, experts.router_aux_loss_coef) == (6, 2, 0.01)
+    linear = load_run(path, ["model.rope_scaling.kind=linear", "model.rope_scaling.factor=2.0"]).model.rope_scaling
+    assert linear is not None
+    assert refusal_of(path, "model.hidden_size.x=3") == (
+        "'model.hidden_size.x=3' cannot be applied: the file says model.hidden_size = 64, which is no section."
+    )
+
+
 @pytest.mark.parametrize("word", ["", "=", "steps=3", "train.steps", ".steps=3", "train.=3", "train", "train.steps:3"])
 def test_other_words_are_no_overrides(word: str, tmp_path: Path) -> None:
     assert refusal_of(write(tmp_path, smallest()), word) == (
@@ -176,7 +190,7 @@ def test_other_words_are_no_overrides(word: str, tmp_path: Path) -> None:
 def test_words_are_checked_like_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, smallest())
     assert "unknown key 'train.lr': that setting is called learning_rate.peak here" in refusal_of(path, "train.lr=1")
-    assert "unknown key 'train.a.b'" in refusal_of(path, "train.a.b=1")
+    assert "unknown key 'train.a'" in refusal_of(path, "train.a.b=1")
     assert "train.steps: 'many' is not a count" in refusal_of(path, "train.steps=many")
     assert "data.text_field = '\\udcff' cannot be: use text that UTF-8 can write." in refusal_of(
         path, "data.text_field=\udcff"

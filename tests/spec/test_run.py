@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tests.harness.toy import EVEN, ODD, toy_run
 from tests.spec.run_files import Said, changed, make_run, whole
+from triax.spec.experts import ExpertSpec
 from triax.spec.run import Run
 
 MATHEMATICS: Said = {
@@ -38,6 +40,7 @@ MATHEMATICS: Said = {
     "model.attention_multiplier": 0.25,
     "model.residual_multiplier": 1.0,
     "model.logits_scaling": 1.0,
+    "model.experts": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     "data.format": "jsonl",
     "data.extensions": [".md"],
     "data.text_field": "text",
@@ -124,6 +127,35 @@ def test_mathematics_change_the_fingerprint(name: str) -> None:
     before, after = Run.model_validate(whole()), Run.model_validate(changed(whole(), name, MATHEMATICS[name]))
     assert after != before
     assert after.fingerprint != before.fingerprint
+
+
+BEFORE_EXPERTS = {"cede0976dcbe328a": ODD, "cee5dec6ef5273cb": EVEN}
+"""Fingerprints of runs of dense models as they were before a model could have experts."""
+
+
+@pytest.mark.parametrize("fingerprint", BEFORE_EXPERTS)
+def test_settings_that_came_later_leave_the_fingerprint_of_older_runs(fingerprint: str) -> None:
+    """Runs that were begun with an older version go on: a setting that has its default is not there."""
+    assert toy_run(BEFORE_EXPERTS[fingerprint]).fingerprint == fingerprint
+
+
+@pytest.mark.parametrize("key", ExpertSpec.model_fields)
+def test_each_setting_of_experts_is_mathematics(key: str) -> None:
+    said = whole()["model"]["experts"]
+    others = {
+        "num_experts": 16, "num_experts_per_tok": 3, "moe_intermediate_size": 25, "shared_expert_intermediate_size": 1,
+        "mlp_only_layers": [], "first_k_dense_replace": 0, "n_group": 2, "topk_group": 3,
+        "router_aux_loss_coef": 0.02, "router_bias_update_speed": 0.002, "routed_scaling_factor": 1.0,
+    }  # fmt: skip
+    dense = {"scoring_func": "softmax", "norm_topk_prob": True, "decoder_sparse_step": 1}
+    change: Said = {key: (others | dense).get(key)}
+    if key == "selection_bias":
+        change = {key: False, "router_bias_update_speed": 0.0}
+    if key == "router_z_loss_coef":
+        said = said | {"scoring_func": "softmax"}
+        change = {key: 0.1}
+    runs = [make_run(model={"num_hidden_layers": 3, "experts": experts}) for experts in (said, said | change)]
+    assert runs[0].fingerprint != runs[1].fingerprint
 
 
 @pytest.mark.parametrize("name", HABITS)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triax.nn.decoder import Decoder
+from triax.spec.experts import ExpertSpec
 from triax.spec.model import ModelSpec, NormPlacement
-from triax.spec.weights import num_parameters, weights_table
+from triax.spec.weights import num_active_parameters, num_parameters, weights_table
 
 
 def llama(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int, **more: bool) -> ModelSpec:
@@ -51,15 +52,30 @@ def table(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 @st.composite
+def experts(draw: st.DrawFn, layers: int) -> ExpertSpec:
+    count = draw(st.integers(1, 6))
+    return ExpertSpec(
+        num_experts=count,
+        num_experts_per_tok=draw(st.integers(1, count)),
+        moe_intermediate_size=draw(st.integers(1, 40)),
+        selection_bias=draw(st.booleans()),
+        shared_expert_intermediate_size=draw(st.sampled_from([0, 7])),
+        first_k_dense_replace=draw(st.integers(0, layers - 1)),
+    )
+
+
+@st.composite
 def models(draw: st.DrawFn) -> ModelSpec:
     kv_heads = draw(st.integers(1, 4))
     heads = kv_heads * draw(st.integers(1, 4))
     width = 2 * draw(st.integers(1, 8))
     own_width = draw(st.booleans())
+    layers = draw(st.integers(1, 4))
     return ModelSpec(
+        experts=draw(st.none() | experts(layers)),
         hidden_size=draw(st.integers(1, 70)) if own_width else heads * width,
         intermediate_size=draw(st.integers(1, 70)),
-        num_hidden_layers=draw(st.integers(1, 4)),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=draw(st.sampled_from([kv_heads, None])),
         head_dim=width if own_width else None,
@@ -95,9 +111,11 @@ def test_rows_agree_with_themselves(model: ModelSpec) -> None:
     assert num_parameters(model) == sum(row.numel for row in rows)
     for row in rows:
         assert row.numel == torch.Size(row.shape).numel()
-        assert row.decays == (row.role not in ("norm", "bias")) == (not row.name.endswith(("norm.weight", ".bias")))
+        assert row.decays == (row.role not in ("norm", "bias", "selection_bias"))
+        assert row.decays == (not row.name.endswith(("norm.weight", "bias")))
         assert row.decays or not row.is_matmul
-        assert row.tp_dim is not None or row.role in ("norm", "bias")
+        assert row.tp_dim is not None or row.is_of_experts or row.role in ("norm", "bias", "router", "selection_bias")
+        assert row.shape[0] % row.num_experts == 0
         assert (row.layer is None) == (not row.name.startswith("layers."))
         assert row.layer is None or f"layers.{row.layer}." in row.name
     assert sorted({row.layer for row in rows if row.layer is not None}) == list(range(model.num_hidden_layers))
@@ -105,12 +123,15 @@ def test_rows_agree_with_themselves(model: ModelSpec) -> None:
 
 @given(models())
 def test_tokens_meet_one_head(model: ModelSpec) -> None:
-    """What every token is multiplied by: seven matrices of each layer and one head, tied or not."""
+    """What every token is multiplied by: seven matrices of each dense layer, those four of attention, the router and
+    three kinds of experts, and perhaps three shared ones, of others; and one head, tied or not."""
     rows = weights_table(model)
     outside = [row for row in rows if row.is_matmul and row.layer is None]
     assert [row.role for row in outside] == (["embedding"] if model.tie_word_embeddings else ["head"])
     assert outside[0].shape == (model.vocab_size, model.hidden_size)
-    assert sum(row.is_matmul for row in rows) == 7 * model.num_hidden_layers + 1
+    sparse = len(model.sparse_layers)
+    of_sparse = 8 + 3 * (model.experts is not None and model.experts.shared_expert_intermediate_size > 0)
+    assert sum(row.is_matmul for row in rows) == 7 * (model.num_hidden_layers - sparse) + of_sparse * sparse + 1
 
 
 @given(models())
@@ -121,6 +142,25 @@ def test_a_bias_is_cut_with_the_outputs_it_is_added_to(model: ModelSpec) -> None
             matrix = rows[name.removesuffix("bias") + "weight"]
             assert bias.shape == matrix.shape[:1]
             assert bias.tp_dim == (0 if matrix.tp_dim == 0 else None)
+
+
+@given(models())
+def test_a_token_meets_the_experts_it_chose(model: ModelSpec) -> None:
+    idle = num_parameters(model) - num_active_parameters(model)
+    if model.experts is None:
+        assert idle == 0
+        return
+    experts = model.experts
+    of_one = 3 * model.hidden_size * experts.moe_intermediate_size
+    assert idle == len(model.sparse_layers) * (experts.num_experts - experts.num_experts_per_tok) * of_one
+
+
+def test_mixtral_has_as_many_as_published() -> None:
+    """46.7 billion, of which a token meets 12.9 (Jiang et al. 2024, arXiv:2401.04088, section 2)."""
+    experts = ExpertSpec(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=14336)
+    mixtral = llama(4096, 14336, 32, 32, 8, 32000).model_copy(update={"experts": experts})
+    assert num_parameters(mixtral) == 46_702_792_704
+    assert num_active_parameters(mixtral) == pytest.approx(12.9e9, rel=2e-3)
 
 
 def test_tensor_parallel_cuts_outputs_then_inputs() -> None:

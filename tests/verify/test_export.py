@@ -27,7 +27,8 @@ from triax.verify.export import export_checkpoint
 
 ONE_OF_EACH = (
     "llama, yarn", "mistral, window", "qwen2, tied, one key/value head", "qwen3, biases, tied, head of 10", "smollm3",
-    "granite", "phi3, longrope of a part", "gemma3", "olmo2",
+    "granite", "phi3, longrope of a part", "gemma3", "olmo2", "mixtral",
+    "qwen3_moe, biases, some layers dense, raw scores",
 )  # fmt: skip
 
 
@@ -101,6 +102,17 @@ def save_sharded(rank: int, world: int, start: str, folder: str) -> None:
 def test_fused_weights_of_several_ranks_are_joined(tmp_path: Path) -> None:
     """phi3: queries, keys and values are one tensor outside, and three that are each cut over three ranks inside."""
     model = make("phi3")
+    import_folder(save(model, tmp_path / "in"), tmp_path / "start")
+    run_ranks(save_sharded, 3, str(tmp_path / "start"), str(tmp_path / "run" / "checkpoints"))
+    export_checkpoint(tmp_path / "run", tmp_path / "out", "fp32")
+    before, after = load_file(tmp_path / "in" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    assert after.keys() == before.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_experts_of_several_ranks_become_tensors_of_their_own(tmp_path: Path) -> None:
+    """Rows of all experts together are cut over three ranks, in the middle of experts too."""
+    model = make("mixtral", num_local_experts=4)
     import_folder(save(model, tmp_path / "in"), tmp_path / "start")
     run_ranks(save_sharded, 3, str(tmp_path / "start"), str(tmp_path / "run" / "checkpoints"))
     export_checkpoint(tmp_path / "run", tmp_path / "out", "fp32")

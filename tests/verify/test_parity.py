@@ -30,6 +30,20 @@ def test_a_right_layout_passes(layout: str, words: tuple[str, ...], verify: Call
     assert "different" not in said.out
 
 
+EXPERTS = (
+    "num_experts=12", "num_experts_per_tok=2", "moe_intermediate_size=48", "shared_expert_intermediate_size=32",
+    "first_k_dense_replace=1", "router_aux_loss_coef=0.01", "scoring_func=sigmoid", "selection_bias=true",
+    "router_bias_update_speed=0.001",
+)  # fmt: skip
+
+
+def test_experts_on_other_ranks_pass_and_are_all_compared(verify: Callable[..., Said]) -> None:
+    said = verify("pp=2 dp_shard=2 tp=2 ep=4 zero=3", *(f"model.experts.{key}" for key in EXPERTS))
+    assert said.code == 0, said.err
+    for name in ("gate.weight", "gate.e_score_correction_bias", "experts.down_proj", "shared_experts.up_proj.weight"):
+        assert f"layers.1.mlp.{name} " in said.out
+
+
 def test_json_has_every_comparison(verify: Callable[..., Said], tmp_path: Path) -> None:
     said = verify("dp_shard=2", "--json", "-")
     found = json.loads(said.out)
@@ -57,6 +71,16 @@ def test_made_up_tokens_where_there_is_no_corpus(verify: Callable[..., Said]) ->
 def no_sum_of_replicated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing all-reduce: what every tp rank holds whole keeps its own part of the gradient."""
     monkeypatch.setattr("triax.train.step.sum_replicated", lambda parameters, mesh: None)
+
+
+def no_sum_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of experts stay at the mean over the ranks that hold them."""
+    monkeypatch.setattr("triax.train.step.sum_experts", lambda parameters, layout: None)
+
+
+def penalties_of_the_part_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tp rank counts the choices of its own part of a sequence alone."""
+    monkeypatch.setattr("triax.parallel.expert.SplitBalance.over_parts", lambda self, counts: counts)
 
 
 def no_sum_in_backward_of_gather(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,4 +174,26 @@ def test_a_planted_fault_is_found_and_named(
     assert "different" in said.out
     (line,) = said.err.strip().splitlines()
     assert "does not train as one process does" in line
+    assert named in line
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        (no_sum_of_experts, "mlp.experts.down_proj is the first that differs"),
+        (penalties_of_the_part_of_a_sequence, "the gradient of layers."),
+    ],
+    ids=lambda plant: getattr(plant, "__name__", ""),
+)
+def test_a_fault_planted_among_experts_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    named: str,
+    verify: Callable[..., Said],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    words = [f"model.experts.{key}" for key in EXPERTS if not key.startswith("router_aux")]
+    said = verify("tp=2", "--steps", "2", *words, "model.experts.router_aux_loss_coef=1.0")
+    assert said.code == 1
+    (line,) = said.err.strip().splitlines()
     assert named in line

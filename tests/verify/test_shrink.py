@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.spec.run_files import make_run
 from triax.spec.check import check
 from triax.spec.layout import AXES, Layout
+from triax.spec.legal_values import divisors
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
 from triax.spec.schedule import SCHEDULES, schedule_kind
@@ -25,6 +26,19 @@ def run_of(layout: Layout, model: dict[str, Any], seq_len: int = 4096) -> Run:
         model=model, data={"seq_len": seq_len}, train={"sequences_per_step": layout.sequences_per_step},
         eval={"every_steps": 10, "sequences": 8}, learning_rate={"schedule": "wsd", "warmup_steps": 5},
     )  # fmt: skip
+
+
+@st.composite
+def experts(draw: Any, layers: int) -> dict[str, Any]:
+    """As many as every degree of ``runs`` divides, or a model that has groups of them."""
+    groups = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    return {
+        "num_experts": 96, "num_experts_per_tok": draw(st.integers(1, 8)), "n_group": groups,
+        "topk_group": draw(st.integers(1, groups)), "moe_intermediate_size": draw(st.integers(8, 3000)),
+        "shared_expert_intermediate_size": draw(st.sampled_from([0, 64, 700])),
+        "first_k_dense_replace": draw(st.integers(0, layers - 1)),
+        "selection_bias": draw(st.booleans()),
+    }  # fmt: skip
 
 
 @st.composite
@@ -56,6 +70,7 @@ def runs(draw: Any) -> tuple[Run, Layout]:
         "global_layers": draw(st.lists(st.integers(0, layers - 1), max_size=3)),
         "layers_without_rope": draw(st.lists(st.integers(0, layers - 1), max_size=3)),
         "partial_rotary_factor": draw(st.sampled_from([1.0, 0.5])) if width % 4 == 0 else 1.0,
+        "experts": draw(st.none() | experts(layers)),
         "rope_scaling": draw(st.sampled_from([
             None, {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192},
             {"kind": "yarn", "factor": 4.0}, {"kind": "dynamic", "factor": 2.0},
@@ -65,6 +80,7 @@ def runs(draw: Any) -> tuple[Run, Layout]:
         {
             "pp": pp, "stages_per_rank": stages_per_rank, "schedule": schedule, "stage_cuts": cuts, "tp": tp,
             "dp_replicate": draw(st.sampled_from([1, 2, 5])), "dp_shard": sharing,
+            "ep": draw(st.sampled_from(divisors(sharing * tp))) if model["experts"] else 1,
             "zero": zero, "microbatches": draw(st.integers(1, 40)),
             "sequences_per_microbatch": draw(st.integers(1, 4)), "order": draw(st.permutations(AXES)),
             "recompute": draw(st.sampled_from(["none", "full"])),
@@ -97,8 +113,27 @@ def test_a_shrunk_run_is_legal_and_of_the_same_kind(given_run: tuple[Run, Layout
         assert {model.reach(layer) for layer in range(model.num_hidden_layers)} <= {
             run.model.reach(layer) for layer in range(run.model.num_hidden_layers)
         }
+        assert_experts_of_the_same_kind(run.model, model)
+        assert (small.ep > 1) <= (layout.ep > 1)
+        if small.expert_ranks > 1:
+            assert (small.ep > 1) == (layout.ep > 1)
         if small.pp > 1:
             assert (small.schedule, small.zero, small.recompute) == (layout.schedule, layout.zero, layout.recompute)
+
+
+def assert_experts_of_the_same_kind(whole: ModelSpec, small: ModelSpec) -> None:
+    assert (small.experts is None) == (whole.experts is None)
+    if small.experts is None or whole.experts is None:
+        return
+    assert small.sparse_layers
+    has_dense = [len(model.sparse_layers) < model.num_hidden_layers for model in (small, whole)]
+    assert has_dense[0] == has_dense[1]
+    one, other = small.experts, whole.experts
+    assert (one.n_group > 1, one.topk_group < one.n_group) == (other.n_group > 1, other.topk_group < other.n_group)
+    assert (one.moe_intermediate_size % 8 == 0) == (other.moe_intermediate_size % 8 == 0)
+    assert (one.shared_expert_intermediate_size > 0) == (other.shared_expert_intermediate_size > 0)
+    assert one.selection_bias == other.selection_bias
+    assert one.num_experts == 8
 
 
 def test_three_axes_are_one_case_and_four_are_each_three_of_them() -> None:

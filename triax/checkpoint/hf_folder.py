@@ -6,16 +6,17 @@ Everything is checked from headers alone, before a single weight is read.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from triax.checkpoint.carried import read_config, read_text_of, real_file
-from triax.checkpoint.tensor_file import Rows, Stored, read_header
+from triax.checkpoint.tensor_file import Rows, Stacked, Stored, read_header
 from triax.errors import BadInput
-from triax.spec.huggingface import model_from_config, tensor_sources
+from triax.spec.huggingface import Source, model_from_config, tensor_sources
+from triax.spec.legal_values import both
 from triax.spec.model import ModelSpec
 from triax.spec.text_file import parse_json
 from triax.spec.weights import Weight, weights_table
@@ -39,8 +40,9 @@ class HfFolder:
     folder: Path
     config: Mapping[str, Any]
     model: ModelSpec
-    rows: Mapping[str, Rows]
-    """Where each weight of the weights table lies, by its name there; several may be rows of one stored tensor."""
+    rows: Mapping[str, Stacked]
+    """Where each weight of the weights table lies, by its name there; several may be rows of one stored tensor, and one
+    may be several stored tensors."""
 
 
 def open_hf_folder(folder: Path) -> HfFolder:
@@ -118,44 +120,86 @@ def _no_weights(folder: Path) -> str:
     return f"{folder} holds neither {WEIGHTS_FILE} nor {INDEX_FILE}{beside}."
 
 
-def _fit(folder: Path, model: ModelSpec, stored: Mapping[str, Stored]) -> dict[str, Rows]:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of a weight that are rows of a tensor in a folder."""
+
+    weight: Weight
+    rows: range
+    """Of the weight."""
+    first: int
+    """Row of the tensor where they begin."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Their shape."""
+        return (len(self.rows), *self.weight.shape[1:])
+
+
+def blocks_by_tensor(model: ModelSpec, sources: Mapping[str, Sequence[Source]]) -> dict[str, list[Block]]:
+    """Return what makes up each tensor of a folder, in the order of its rows; tensors in the order of the network.
+
+    ``sources`` are those of ``tensor_sources``.
+    """
+    found: dict[str, list[Block]] = {}
+    for weight in weights_table(model):
+        parts = sources[weight.name]
+        each = weight.shape[0] // len(parts)
+        for number, part in enumerate(parts):
+            block = Block(weight, range(number * each, (number + 1) * each), part.first_row)
+            found.setdefault(part.hf_name, []).append(block)
+    return {name: sorted(blocks, key=lambda block: block.first) for name, blocks in found.items()}
+
+
+def stacked_shape(blocks: Sequence[Block]) -> tuple[int, ...]:
+    """Return the shape of blocks one below the other."""
+    return (sum(len(block.rows) for block in blocks), *blocks[0].shape[1:])
+
+
+def _fit(folder: Path, model: ModelSpec, stored: Mapping[str, Stored]) -> dict[str, Stacked]:
     """Return where each weight of ``model`` lies; raise BadInput with every name that does not fit."""
-    table = weights_table(model)
-    sources = tensor_sources(model)
-    parts: dict[str, list[Weight]] = defaultdict(list)
-    for weight in table:
-        parts[sources[weight.name].hf_name].append(weight)
-    surplus = {name for name in stored.keys() - parts.keys() if not _HARMLESS.fullmatch(name)}
+    blocks = blocks_by_tensor(model, tensor_sources(model))
+    surplus = {name for name in stored.keys() - blocks.keys() if not _HARMLESS.fullmatch(name)}
     is_head_twice = model.tie_word_embeddings and _HEAD in surplus
     surplus -= {_HEAD} if is_head_twice else set()
     faults = []
-    if missing := parts.keys() - stored.keys():
+    if missing := blocks.keys() - stored.keys():
         advice = " (is its head the embedding? Then config.json says tie_word_embeddings)" if missing == {_HEAD} else ""
         faults.append(f"it lacks {listing(missing)}{advice}")
     if surplus:
         faults.append(f"it has {listing(surplus)} besides")
-    rows: dict[str, Rows] = {}
-    misshapen: dict[str, tuple[int, ...]] = {}
-    for name in parts.keys() & stored.keys():
-        whole = (sum(weight.shape[0] for weight in parts[name]), *parts[name][0].shape[1:])
-        if stored[name].shape != whole:
-            misshapen[name] = whole
-        else:
-            rows |= {w.name: Rows(stored[name], sources[w.name].first_row, w.shape) for w in parts[name]}
-    faults += _shape_faults(misshapen, stored)
-    if foreign := sorted({stored[name].dtype for name in parts.keys() & stored.keys()} - set(_FLOATS)):
-        names = {name for name in parts.keys() & stored.keys() if stored[name].dtype == foreign[0]}
+    there = [name for name in blocks if name in stored]
+    faults += _shape_faults({name: stacked_shape(blocks[name]) for name in there}, stored)
+    if foreign := sorted({stored[name].dtype for name in there} - set(_FLOATS)):
+        names = {name for name in there if stored[name].dtype == foreign[0]}
         faults.append(f"it stores {listing(names)} as {foreign[0]}, and weights are one of {', '.join(_FLOATS)}")
     if faults:
         raise BadInput(f"{folder} does not hold the weights that its config.json says: {'; '.join(faults)}.")
+    parts: dict[str, list[Rows]] = defaultdict(list)
+    for name, of_tensor in blocks.items():
+        for block in of_tensor:
+            parts[block.weight.name].append(Rows(stored[name], block.first, block.shape))
+    rows = {name: Stacked(tuple(of_weight)) for name, of_weight in parts.items()}
+    _check_dtypes(folder, rows)
     if is_head_twice:
-        _check_head(folder, stored[_HEAD], rows["embed_tokens.weight"].stored)
+        _check_head(folder, stored[_HEAD], rows["embed_tokens.weight"].parts[0].stored)
     return rows
 
 
-def _shape_faults(misshapen: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> list[str]:
-    """Return a clause for each pair of shapes, with all names that it concerns."""
-    pairs = sorted((stored[name].shape, shape, name) for name, shape in misshapen.items())
+def _check_dtypes(folder: Path, rows: Mapping[str, Stacked]) -> None:
+    """Raise BadInput where the experts of one kind, which are one weight here, are stored in several dtypes."""
+    for name, stacked in rows.items():
+        dtypes = sorted({part.stored.dtype for part in stacked.parts})
+        if len(dtypes) > 1:
+            raise BadInput(
+                f"{folder} stores the experts of {name} as {both(dtypes)}: convert them to one dtype, with "
+                f"transformers' from_pretrained(FOLDER, dtype=...).save_pretrained(NEW_FOLDER), and give NEW_FOLDER."
+            )
+
+
+def _shape_faults(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, Stored]) -> list[str]:
+    """Return a clause for each two shapes that should be one, with all names that it concerns."""
+    pairs = sorted((stored[name].shape, shape, name) for name, shape in shapes.items() if stored[name].shape != shape)
     return [
         f"{listing([name for _, _, name in same])} has shape {found} instead of {expected}"
         for (found, expected), same in groupby(pairs, key=lambda pair: pair[:2])

@@ -7,6 +7,7 @@ the way in and joined on the way out; a checkpoint knows weights by their own na
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,14 +27,22 @@ from triax.checkpoint.commit import Ticket, commit
 from triax.checkpoint.disk import new_folder, write_atomically, write_new
 from triax.checkpoint.find import model_of
 from triax.checkpoint.format import Checkpoint, FileEntry, TensorEntry, dtype_name, shard_name
-from triax.checkpoint.hf_folder import INDEX_FILE, WEIGHTS_FILE, listing, open_hf_folder
-from triax.checkpoint.load import read_tensor
+from triax.checkpoint.hf_folder import (
+    INDEX_FILE,
+    WEIGHTS_FILE,
+    Block,
+    blocks_by_tensor,
+    listing,
+    open_hf_folder,
+    stacked_shape,
+)
+from triax.checkpoint.load import read_rows
 from triax.checkpoint.retain import mark
 from triax.checkpoint.tensor_file import FileLayout, lay_out
 from triax.errors import BadInput, TriaxError
 from triax.spec.huggingface import config_of, tensor_sources
 from triax.spec.model import ModelSpec
-from triax.spec.weights import Weight, num_parameters, weights_table
+from triax.spec.weights import num_parameters, weights_table
 
 ExportDtype = Literal["bf16", "fp16", "fp32"]
 
@@ -77,9 +86,9 @@ def import_folder(hf_folder: Path, checkpoint_folder: Path) -> Written:
         files: list[FileEntry] = []
         tensors: dict[str, TensorEntry] = {}
         for names in groups:
-            layout = lay_out((name, source.rows[name].stored.dtype, source.rows[name].shape) for name in names)
+            layout = lay_out((name, source.rows[name].dtype, source.rows[name].shape) for name in names)
             for name in names:
-                tensors[name] = _whole(source.rows[name].stored.dtype, source.rows[name].shape, len(files))
+                tensors[name] = _whole(source.rows[name].dtype, source.rows[name].shape, len(files))
             parts = (piece for name, _, _ in layout.places for piece in source.rows[name].chunks())
             name = shard_name(len(files), len(groups))
             num_bytes, sha256 = _write(folder / name, layout, parts)
@@ -129,7 +138,7 @@ def write_hf_folder(
     model = model_of(checkpoint)
     parts = _parts(checkpoint, model)
     carried = _write_settings(checkpoint, folder, dtype, config or {})
-    sizes = {name: _numel(of_name) * TORCH_DTYPES[dtype].itemsize for name, of_name in parts.items()}
+    sizes = {name: prod(stacked_shape(of_name)) * TORCH_DTYPES[dtype].itemsize for name, of_name in parts.items()}
     groups = _grouped(sizes, _MOST_BYTES_OF_A_FILE)
     files = [WEIGHTS_FILE]
     if len(groups) > 1:
@@ -138,7 +147,7 @@ def write_hf_folder(
         said = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(places.items()))}
         write_atomically(folder / INDEX_FILE, _json(said))
     for file, names in zip(files, groups, strict=True):
-        layout = lay_out((name, dtype_name(TORCH_DTYPES[dtype]), _shape(parts[name])) for name in names)
+        layout = lay_out((name, dtype_name(TORCH_DTYPES[dtype]), stacked_shape(parts[name])) for name in names)
         values = (_converted(checkpoint, parts[name], TORCH_DTYPES[dtype]) for name, _, _ in layout.places)
         _write(folder / file, layout, (piece for pieces in values for piece in pieces))
     return Written(folder, num_parameters(model), sum(sizes.values()), len(groups), tuple(carried))
@@ -157,32 +166,20 @@ def _write_settings(checkpoint: Checkpoint, folder: Path, dtype: ExportDtype, co
     return [name for name in carried if name != "config.json"]
 
 
-def _parts(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, list[Weight]]:
-    """Return the weights that make up each tensor of the folder, in the order of their rows."""
+def _parts(checkpoint: Checkpoint, model: ModelSpec) -> dict[str, list[Block]]:
+    """Return what makes up each tensor of the folder."""
     tensors = checkpoint.manifest.tensors
     table = weights_table(model)
     if wrong := [w.name for w in table if w.name not in tensors or tensors[w.name].shape != w.shape]:
         raise BadInput(f"{checkpoint.folder} does not hold its model whole: {listing(wrong)} is missing or misshapen.")
-    sources = tensor_sources(model)
-    parts: dict[str, list[Weight]] = {}
-    for weight in sorted(table, key=lambda weight: sources[weight.name].first_row):
-        parts.setdefault(sources[weight.name].hf_name, []).append(weight)
-    order = dict.fromkeys(sources[weight.name].hf_name for weight in table)
-    return {name: parts[name] for name in order}
+    return blocks_by_tensor(model, tensor_sources(model))
 
 
-def _numel(weights: Sequence[Weight]) -> int:
-    return sum(weight.numel for weight in weights)
-
-
-def _shape(weights: Sequence[Weight]) -> tuple[int, ...]:
-    return (sum(weight.shape[0] for weight in weights), *weights[0].shape[1:])
-
-
-def _converted(checkpoint: Checkpoint, weights: Sequence[Weight], dtype: torch.dtype) -> Iterator[memoryview]:
-    """Yield the bytes of weights one after the other, rounded to ``dtype``."""
-    for weight in weights:
-        saved = read_tensor(checkpoint, weight.name)
+def _converted(checkpoint: Checkpoint, blocks: Sequence[Block], dtype: torch.dtype) -> Iterator[memoryview]:
+    """Yield the bytes of blocks one after the other, rounded to ``dtype``."""
+    for block in blocks:
+        weight = block.weight
+        saved = read_rows(checkpoint, weight.name, block.rows)
         values = saved.to(dtype)
         if not values.isfinite().all():
             if not saved.isfinite().all():

@@ -89,6 +89,16 @@ def read_tensor(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     return tensor
 
 
+def read_rows(checkpoint: Checkpoint, name: str, rows: range) -> torch.Tensor:
+    """Return consecutive ``rows`` of one tensor, read alone; see ``read_tensor``."""
+    entry = checkpoint.manifest.tensors[name]
+    shape = (len(rows), *entry.shape[1:])
+    tensor = torch.empty(shape, dtype=DTYPES[entry.dtype])
+    piece = Slice((rows.start, *(0 for _ in shape[1:])), shape, tensor)
+    _fill(checkpoint, [_Read(file, name, box, piece) for box, file in entry.blocks_touching(piece.box)])
+    return tensor
+
+
 def _reads(manifest: Manifest, name: str, tensor: torch.Tensor) -> list[_Read]:
     """Return what must be read for one tensor of this rank; raise BadInput, a clause, if it does not fit."""
     entry = manifest.tensors.get(name)

@@ -90,6 +90,37 @@ class Rows:
         return values
 
 
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The rows of a weight: those of its parts, one below the other. All have one dtype and equal rows."""
+
+    parts: tuple[Rows, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Their dtype, a name of the format."""
+        return self.parts[0].stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all rows together."""
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """Yield the bytes piece by piece, as ``Rows.chunks`` does."""
+        for part in self.parts:
+            yield from part.chunks()
+
+    def tensor(self) -> torch.Tensor:
+        """Return the rows as a tensor of the stored dtype, in memory of its own."""
+        return self.parts[0].tensor() if len(self.parts) == 1 else torch.cat([part.tensor() for part in self.parts])
+
+
 def read_header(path: Path) -> dict[str, Stored]:
     """Return the tensors of a safetensors file by name, in the order of their bytes.
 

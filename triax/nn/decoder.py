@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from triax.nn.attention import Attention
 from triax.nn.feed_forward import FeedForward
 from triax.nn.loss import Vocabulary, cross_entropy_sum
+from triax.nn.moe import MixtureOfExperts
 from triax.nn.norm import RMSNorm
 from triax.nn.rope import Rotation
 from triax.spec.model import ModelSpec, Reach
@@ -18,14 +19,18 @@ from triax.spec.weights import LAYER_NORMS
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each added to the residual stream, with norms before or after them."""
+    """Attention and feed-forward (or experts), each added to the residual stream, with norms before or after them."""
 
     def __init__(self, model: ModelSpec, index: int) -> None:
         super().__init__()
         self.reach: Reach = model.reach(index)
         self.has_positions = index not in model.layers_without_rope
         self.self_attn = Attention(model, index)
-        self.mlp = FeedForward(model)
+        self.mlp: FeedForward | MixtureOfExperts
+        if index in model.sparse_layers:
+            self.mlp = MixtureOfExperts(model)
+        else:
+            self.mlp = FeedForward(model, model.intermediate_size, has_bias=model.mlp_bias)
         self.residual_multiplier = model.residual_multiplier
         self.norm_names = LAYER_NORMS[model.norm_placement]
         for name in self.norm_names:

@@ -12,13 +12,14 @@ from triax.spec.model import ModelSpec
 class FeedForward(nn.Module):
     """down(act(gate(x)) * up(x)), from D to F and back."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, inner: int, *, has_bias: bool) -> None:
+        """``inner`` is F."""
         super().__init__()
-        hidden, inner, has_bias = model.hidden_size, model.intermediate_size, model.mlp_bias
+        hidden = model.hidden_size
         self.gate_proj = nn.Linear(hidden, inner, bias=has_bias)
         self.up_proj = nn.Linear(hidden, inner, bias=has_bias)
         self.down_proj = nn.Linear(inner, hidden, bias=has_bias)
-        self.activation = _ACTIVATIONS[model.hidden_act]
+        self.activation = ACTIVATIONS[model.hidden_act]
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """Return (B, S, D)."""
@@ -30,4 +31,5 @@ def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"silu": F.silu, "gelu_pytorch_tanh": _gelu_tanh}
+ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {"silu": F.silu, "gelu_pytorch_tanh": _gelu_tanh}
+"""By ``hidden_act``."""

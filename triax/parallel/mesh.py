@@ -7,12 +7,16 @@ gloo's receives do not heed a later change.
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from triax.spec.layout import AXES, Layout
+from triax.spec.model import ModelSpec
+
+EXPERT_AXES: Final = ("expert_replicate", "expert_shard", "ep")
 
 
 def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
@@ -40,6 +44,22 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     families = mesh.mesh.movedim(dims, [-2, -1]).flatten(-2).flatten(0, -2)
     (mine,) = families[(families == dist.get_rank()).any(dim=1)]
     return DeviceMesh.from_group([group_among(families.tolist())], mesh.device_type, mine, mesh_dim_names=("data",))
+
+
+def expert_mesh(layout: Layout, model: ModelSpec, device_type: str) -> DeviceMesh | None:
+    """Return the mesh with dims ``EXPERT_AXES`` of the ranks of this pipeline rank; None where there are no experts, or
+    where they are shared as all other weights are.
+
+    All ranks call this together. A rank stands at ``layout.expert_place(rank)``.
+    """
+    if model.experts is None or (layout.ep == 1 and layout.expert_ranks == layout.dp_shard):
+        return None
+    ranks = torch.empty(layout.pp, layout.expert_replicas, layout.expert_shards, layout.ep, dtype=torch.int64)
+    for rank in range(layout.world_size):
+        ranks[layout.coordinate(rank).pp, *layout.expert_place(rank)] = rank
+    groups = [group_among(ranks.movedim(dim, -1).flatten(0, -2).tolist()) for dim in (1, 2, 3)]
+    mine = ranks[layout.coordinate(dist.get_rank()).pp]
+    return DeviceMesh.from_group(groups, device_type, mine, mesh_dim_names=EXPERT_AXES)
 
 
 def group_among(families: Iterable[Sequence[int]]) -> dist.ProcessGroup:

@@ -10,6 +10,8 @@ from torch.distributed.tensor import DTensor
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
 from triax.parallel.execute import Executor, LocalExecutor
+from triax.parallel.expert import split_experts
+from triax.parallel.mesh import expert_mesh
 from triax.parallel.pipeline import PipelineExecutor
 from triax.parallel.progress import Progress
 from triax.parallel.recompute import wrap_recompute
@@ -32,10 +34,12 @@ def place(
     the weights table. Fill them with ``initialise`` or from a checkpoint.
     """
     stages = cut_into_stages(model, layout, precision)
+    experts = expert_mesh(layout, model, device.type)
     for stage in stages:
         split_tensors(stage, mesh)
+        split_experts(stage, experts, mesh, layout)
         wrap_recompute(stage, layout.recompute)
-        shard(stage, mesh, layout, precision)
+        shard(stage, mesh, experts, layout, precision)
         stage.to_empty(device=device)
     return stages
 
@@ -71,10 +75,16 @@ def initialise(stages: Sequence[Decoder], model: ModelSpec, seed: int, layout: L
 def _held_ranges(weight: Weight, layout: Layout) -> tuple[range, range | None]:
     """Return the rows of the whole ``weight`` this rank holds, and the columns where tensor parallelism cuts those.
 
-    Rows are cut by ``dp_shard`` inside what ``tp`` leaves, both as ``torch.chunk`` does it.
+    Rows are cut by ``dp_shard`` inside what ``tp`` leaves, those of experts inside what ``ep`` leaves, all as
+    ``torch.chunk`` does it.
     """
     here = layout.coordinate(dist.get_rank())
     rows, columns = range(weight.shape[0]), None
+    if not weight.is_trained:
+        return rows, None
+    if weight.is_of_experts:
+        _, shard_index, ep_index = layout.expert_place(dist.get_rank())
+        return _chunk(_chunk(rows, layout.ep, ep_index), layout.expert_shards, shard_index), None
     if weight.tp_dim == 0:
         rows = _chunk(rows, layout.tp, here.tp)
     elif weight.tp_dim == 1 and layout.tp > 1:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from triax.parallel.expert import is_of_experts
 from triax.parallel.tensor import is_whole
 from triax.spec.layout import Layout
 
@@ -25,6 +26,8 @@ class StepSums:
     """Euclidean norm of the whole model's gradient, before clipping."""
     flags: Tensor
     """How many ranks raised each flag."""
+    seen: Tensor
+    """What all ranks saw of their experts, see ``triax.parallel.expert.ExpertLoad``; empty where there are none."""
 
 
 def count_over_data(local_count: int, group: dist.ProcessGroup, device: torch.device) -> Tensor:
@@ -35,23 +38,33 @@ def count_over_data(local_count: int, group: dist.ProcessGroup, device: torch.de
 
 
 def sum_step(
-    loss_sum: Tensor, count: Tensor, parameters: Iterable[nn.Parameter], flags: Sequence[bool], layout: Layout
-) -> StepSums:
+    loss_sum: Tensor, count: Tensor, parameters: Iterable[nn.Parameter], flags: Sequence[bool], seen: Tensor,
+    layout: Layout,
+) -> StepSums:  # fmt: skip
     """Return the loss, the gradient norm and the flags of a step with one all-reduce of a few numbers over all ranks.
 
     Ranks that hold the same gradient bring equal parts of its square: replicas, and tp ranks of a weight they do not
-    cut. So do tp ranks of a loss, which each of them has whole.
+    cut. So do tp ranks of a loss, which each of them has whole. ``seen`` is summed along.
     """
-    held = [parameter for parameter in parameters if parameter.grad is not None]
-    whole = [parameter for parameter in held if is_whole(parameter)]
-    cut = [parameter for parameter in held if not is_whole(parameter)]
-    squares = _sum_of_squares(local_gradients(cut), loss_sum.device)
-    squares = (squares + _sum_of_squares(local_gradients(whole), loss_sum.device) / layout.tp) / layout.dp_replicate
+    by_copies: dict[int, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        by_copies.setdefault(_copies(parameter, layout), []).append(parameter)
+    squares = torch.zeros((), dtype=torch.float64, device=loss_sum.device)
+    for copies, alike in by_copies.items():
+        squares += _sum_of_squares(local_gradients(alike), loss_sum.device) / copies
     loss_sum = loss_sum / layout.tp
     raised = torch.tensor([float(flag) for flag in flags], dtype=torch.float64, device=loss_sum.device)
-    sums = torch.cat((torch.stack((loss_sum.to(torch.float64), squares)), raised))
+    sums = torch.cat((torch.stack((loss_sum.to(torch.float64), squares)), raised, seen))
     dist.all_reduce(sums)
-    return StepSums(loss=sums[0] / count, grad_norm=sums[1].sqrt(), flags=sums[2:])
+    first_seen = 2 + len(flags)
+    return StepSums(sums[0] / count, sums[1].sqrt(), sums[2:first_seen], sums[first_seen:])
+
+
+def _copies(parameter: nn.Parameter, layout: Layout) -> int:
+    """Return how many ranks hold the same part of ``parameter``."""
+    if is_of_experts(parameter):
+        return layout.expert_replicas
+    return layout.dp_replicate * (layout.tp if is_whole(parameter) else 1)
 
 
 def mean_over_ranks(loss_sum: Tensor, count: int, layout: Layout) -> float:

@@ -18,32 +18,61 @@ where its forward ended, so letting go in between would save no memory at the pe
 ``fully_shard`` is applied at every degree, also at one: mixed precision is then the same everywhere.
 """
 
+from collections.abc import Callable
 from typing import Final, cast
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+from torch.distributed.tensor import Shard
 
 from triax.nn.decoder import Decoder
+from triax.parallel.expert import mixtures, selection_biases
 from triax.spec.layout import Layout
 from triax.spec.run import PrecisionSpec
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
-def shard(stage: Decoder, mesh: DeviceMesh, layout: Layout, precision: PrecisionSpec) -> None:
+def shard(
+    stage: Decoder, mesh: DeviceMesh, experts: DeviceMesh | None, layout: Layout, precision: PrecisionSpec
+) -> None:
     """Share the weights of ``stage`` over the data axes: one group of collectives for each layer, one for the rest.
 
-    Under stage 0 the shard axis has one rank, so only the all-reduce over ``dp_replicate`` remains.
+    ``experts`` is the mesh of ``expert_mesh``: where there is one, the experts of a layer are a group of their own.
+
+    Under stage 0 the shard axis has one rank, so only the all-reduce over replicas remains.
     """
-    is_replicated = layout.dp_replicate > 1
-    data = mesh["dp_replicate", "dp_shard"] if is_replicated else mesh["dp_shard"]
+    data = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce], cast_forward_inputs=False
     )
+    whole = selection_biases(stage)
+    placement = None if experts is None else _placement(stage, experts, layout)
     for layer in stage.layers.values():
-        fully_shard(layer, mesh=data, mp_policy=policy, reshard_after_forward=layout.zero == 3)
-    fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(
+            layer, mesh=data, mp_policy=policy, reshard_after_forward=layout.zero == 3, shard_placement_fn=placement,
+            ignored_params=whole,
+        )  # fmt: skip
+    fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False, ignored_params=whole)
+
+
+def _placement(
+    stage: Decoder, experts: DeviceMesh, layout: Layout
+) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
+    """Return on which mesh a weight is shared: None is that of all others.
+
+    Not by a ``fully_shard`` of their own, which would stand inside what recompute runs twice.
+    """
+    mesh_info = FSDPMeshInfo(experts["expert_shard"], shard_mesh_dim=0)
+    if layout.expert_replicas > 1:
+        of_experts = experts["expert_replicate", "expert_shard"]
+        mesh_info = HSDPMeshInfo(of_experts, shard_mesh_dim=1, replicate_mesh_dim=0)
+    theirs = ShardPlacementResult(placement=Shard(0), mesh_info=mesh_info)
+    weights = {weight for _, mixture in mixtures(stage) for weight in mixture.experts.parameters()}
+    return lambda weight: theirs if weight in weights else None
 
 
 def before_backward(stage: Decoder, zero: int, *, is_last_microbatch: bool) -> None:

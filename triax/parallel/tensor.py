@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from triax.nn.decoder import Decoder
 from triax.nn.loss import Vocabulary
+from triax.nn.moe import MixtureOfExperts, Router
 from triax.nn.norm import RMSNorm
 from triax.parallel.collectives import gather_sequence, scatter_sequence
 from triax.spec.weights import Weight, weights_table
@@ -43,16 +44,11 @@ def split_tensors(stage: Decoder, mesh: DeviceMesh) -> None:
     table = {weight.name: weight for weight in weights_table(stage.model)}
     group = tensor.get_group()
     for name, module in list(stage.named_modules()):
-        if isinstance(module, nn.Linear | nn.Embedding | RMSNorm):
+        if isinstance(module, nn.Linear | nn.Embedding | RMSNorm | Router):
             _cut_parameters(module, name, table, tensor)
     for layer in stage.layers.values():
         for child in layer.children():
-            if isinstance(child, RMSNorm):
-                child.__class__ = LocalRMSNorm
-            else:
-                child.register_forward_pre_hook(_gathers_input(group))
-                for grandchild in child.children():
-                    _compute_locally(grandchild, group)
+            _split_block(child, group)
     if stage.is_first and stage.embed_tokens is not None:
         _become(stage.embed_tokens, VocabularyEmbedding, group)
     if stage.norm is not None:
@@ -61,9 +57,28 @@ def split_tensors(stage: Decoder, mesh: DeviceMesh) -> None:
         stage.vocabulary = SplitVocabulary(stage.model.vocab_size, group)
 
 
+def _split_block(block: nn.Module, group: dist.ProcessGroup) -> None:
+    """Let a norm, an attention or a feed-forward network take and return this rank's part of the sequence.
+
+    So does a mixture of experts by itself: each rank routes its own tokens, and experts are not cut.
+    """
+    if isinstance(block, RMSNorm):
+        block.__class__ = LocalRMSNorm
+    elif isinstance(block, MixtureOfExperts):
+        block.gate.__class__ = LocalRouter
+        if block.shared_experts is not None:
+            _split_block(block.shared_experts, group)
+    else:
+        block.register_forward_pre_hook(_gathers_input(group))
+        for child in block.children():
+            _compute_locally(child, group)
+
+
 def _cut_parameters(module: nn.Module, name: str, table: dict[str, Weight], tensor: DeviceMesh) -> None:
     for kind, parameter in list(module.named_parameters(recurse=False)):
         weight = table[f"{name}.{kind}"]
+        if not weight.is_trained:
+            continue
         placement = Replicate() if weight.tp_dim is None else Shard(weight.tp_dim)
         cut = distribute_tensor(parameter.detach(), tensor, [placement], src_data_rank=None)
         module.register_parameter(kind, nn.Parameter(cut))
@@ -128,6 +143,14 @@ class LocalRMSNorm(RMSNorm):
     """A norm whose whole weight is on every rank."""
 
     def scale(self) -> Tensor:
+        """Return the weight as a plain tensor."""
+        return local(self.weight)
+
+
+class LocalRouter(Router):
+    """A router whose whole weight is on every rank."""
+
+    def matrix(self) -> Tensor:
         """Return the weight as a plain tensor."""
         return local(self.weight)
 

@@ -24,8 +24,8 @@ def check(layout: Layout, run: Run, cluster: Cluster | None = None) -> list[Refu
     """Return every reason why ``layout`` cannot train ``run`` on ``cluster``; an empty list means that it can."""
     model = run.model
     refusals = [
-        *_axes(layout), *_tensor(layout, model, run.data.seq_len), *_pipeline(layout, model), *_sharing(layout),
-        *_step(layout, run),
+        *_axes(layout), *_experts(layout, model), *_tensor(layout, model, run.data.seq_len),
+        *_pipeline(layout, model), *_sharing(layout), *_step(layout, run),
     ]  # fmt: skip
     return refusals if cluster is None else [*refusals, *_ranks(layout, run, cluster)]
 
@@ -38,14 +38,30 @@ def require_legal(layout: Layout, run: Run, cluster: Cluster | None = None) -> N
 
 
 def _axes(layout: Layout) -> list[Refusal]:
-    refusals = [
+    return [
         Refusal(axis, f"{axis}={layout.degree(axis)} is not trained by this version of triax: use {axis}=1.")
         for axis in _AXES_NOT_TRAINED
         if layout.degree(axis) > 1
     ]
-    if layout.ep > 1:
-        refusals.append(Refusal("ep", f"ep={layout.ep} asks for experts, and this model has none: use ep=1."))
-    return refusals
+
+
+def _experts(layout: Layout, model: ModelSpec) -> list[Refusal]:
+    """Each of the ``ep`` ranks must get equally many experts, and there must be ranks to borrow."""
+    ep, borrowed = layout.ep, layout.expert_ranks
+    if model.experts is None:
+        if ep == 1:
+            return []
+        return [Refusal("ep", f"ep={ep} asks for experts, and this model has none: use ep=1.")]
+    count = model.experts.num_experts
+    faults = [f"does not divide num_experts={count}"] if count % ep else []
+    if borrowed % ep:
+        what = "is more than" if ep > borrowed else "does not divide"
+        degrees = f"dp_shard={layout.dp_shard} x cp={layout.cp} x tp={layout.tp}"
+        faults.append(f"{what} the {borrowed} ranks it borrows ({degrees})")
+    if not faults:
+        return []
+    fitting = divisors(math.gcd(count, borrowed))
+    return [Refusal("ep", f"ep={ep} {both(faults)}: use ep={either(nearest(fitting, ep))}.")]
 
 
 def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
@@ -57,7 +73,7 @@ def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
     whole_parts = {
         "num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.kv_heads, "seq_len": seq_len,
     }  # fmt: skip
-    parts = {"intermediate_size": model.intermediate_size, "vocab_size": model.vocab_size}
+    parts = {**model.feed_forward_widths, "vocab_size": model.vocab_size}
     undivided = [f"{name}={size}" for name, size in whole_parts.items() if size % tp]
     short = [f"{name}={size}" for name, size in parts.items() if not _feeds_all(size, tp)]
     cuts_norm = tp > 1 and model.qk_norm == "full"

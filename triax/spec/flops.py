@@ -7,7 +7,8 @@ not counted; with them it would be hardware utilisation, HFU (Korthikanti et al.
 What is counted, for each token, a multiply-add being 2 operations:
 
 - each weight matrix that the token is multiplied by: 2 x its numbers. The rows come from the weights table, so a matrix
-  that the network has is never missing here. Looking a row up in the embedding costs nothing.
+  that the network has is never missing here. Looking a row up in the embedding costs nothing. Of experts, those that a
+  token goes through count.
 - attention scores: 2 x heads x head width x attended positions for queries times keys, and as much for scores times
   values. *Attended* is counted exactly: a causal token sees itself and what comes before it, (S + 1) / 2 positions on
   average, fewer inside a window or a short document.
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from triax.spec.model import ModelSpec
-from triax.spec.weights import Role, num_parameters, weights_table
+from triax.spec.weights import Role, num_active_parameters, weights_table
 
 _FORWARD_AND_BACKWARD: Final = 3
 
@@ -38,6 +39,10 @@ _TERM_OF_ROLE: Final[dict[Role, str]] = {
     "mlp_gate": "mlp",
     "mlp_up": "mlp",
     "mlp_down": "mlp",
+    "router": "router",
+    "expert_gate": "experts",
+    "expert_up": "experts",
+    "expert_down": "experts",
 }
 
 
@@ -87,7 +92,7 @@ def flop_terms(model: ModelSpec, attended: float) -> tuple[FlopTerm, ...]:
         if weight.is_matmul:
             # A role this table does not name becomes a term of its own name: it is never lost.
             term = _TERM_OF_ROLE.get(weight.role, weight.role)
-            numbers[term] = numbers.get(term, 0) + weight.numel
+            numbers[term] = numbers.get(term, 0) + weight.numel_per_token
     factor = _FORWARD_AND_BACKWARD
     matmuls = {
         name: FlopTerm(name, f"{factor} x 2 x {count:,} weights", factor * 2.0 * count)
@@ -111,9 +116,10 @@ def flops_per_token(model: ModelSpec, attended: float) -> float:
 
 
 def palm_flops_per_token(model: ModelSpec, seq_len: int) -> float:
-    """Return ``6 P + 12 L N H S`` (arXiv:2204.02311, appendix B), P being all weights: the number others report."""
+    """Return ``6 P + 12 L N H S`` (arXiv:2204.02311, appendix B), P being weights that a token meets:
+    the number others report."""
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_width * seq_len
-    return 6.0 * num_parameters(model) + attention
+    return 6.0 * num_active_parameters(model) + attention
 
 
 def describe_flops(model: ModelSpec, seq_len: int, attended: float | None = None) -> str:
@@ -128,7 +134,7 @@ def describe_flops(model: ModelSpec, seq_len: int, attended: float | None = None
     lines += [_line(term.name, term.per_token, total, term.formula) for term in terms]
     lines.append(_line("sum", total, total, "counted here"))
     other = (
-        f"6 x {num_parameters(model):,} weights + 12 x layers x heads x width x {seq_len:,} "
+        f"6 x {num_active_parameters(model):,} weights + 12 x layers x heads x width x {seq_len:,} "
         f"(PaLM appendix B: not causal, lookup counted)"
     )
     lines.append(_line("other convention", palm, total, other))

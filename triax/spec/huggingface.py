@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from triax.errors import BadInput
 from triax.spec.faults import shown
+from triax.spec.huggingface_experts import COUNT_KEYS, expert_keys, resolved_experts, tensor_names
 from triax.spec.huggingface_families import FAMILIES, MATTERS, SIZES, SUPPORTED, Family
 from triax.spec.huggingface_read import model_from_config, why_unknown
 from triax.spec.huggingface_rope import GLOBAL, LOCAL, resolved_stretch, rope_keys
@@ -28,6 +29,7 @@ _NOT_CARRIED: Final = frozenset(
         *(key for matter in MATTERS for key in matter.keys),
         *("model_type", "architectures", "rope_scaling", "rope_parameters", "layer_types", "hidden_act"),
         *("dtype", "torch_dtype", "auto_map", "transformers_version"),
+        *COUNT_KEYS,
     )
 )
 """Keys that say what a ModelSpec says, or what is no longer true of an exported folder."""
@@ -35,27 +37,32 @@ _NOT_CARRIED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a weight lies in a Hugging Face folder."""
+    """Where a weight, or the next rows of one, lie in a Hugging Face folder."""
 
     hf_name: str
     first_row: int
     num_rows: int | None
-    """None: the tensor is the weight. Else the weight is these rows of it."""
+    """None: all of the tensor. Else these rows of it."""
 
 
-def tensor_sources(model: ModelSpec) -> dict[str, Source]:
-    """Return where each weight of the weights table lies, by its name; raise BadInput for an unknown family."""
-    fused = _family_of(model).fused
+def tensor_sources(model: ModelSpec) -> dict[str, tuple[Source, ...]]:
+    """Return where the rows of each weight of the weights table lie, by its name; raise BadInput for an unknown family.
+
+    A weight is one tensor or some rows of one, or, where it holds several experts, as many tensors.
+    """
+    family = _family_of(model)
+    fused = family.fused
     rows_before: dict[str, int] = {}
     sources = {}
     for weight in weights_table(model):
         part = next((part for part in fused if f".{part}." in weight.hf_name), None)
         if part is None:
-            sources[weight.name] = Source(weight.hf_name, 0, None)
+            names = tensor_names(weight.hf_name, weight.num_experts, family.names)
+            sources[weight.name] = tuple(Source(name, 0, None) for name in names)
             continue
         whole = weight.hf_name.replace(part, fused[part])
         first = rows_before.get(whole, 0)
-        sources[weight.name] = Source(whole, first, weight.shape[0])
+        sources[weight.name] = (Source(whole, first, weight.shape[0]),)
         rows_before[whole] = first + weight.shape[0]
     return sources
 
@@ -116,6 +123,7 @@ def _resolved(model: ModelSpec) -> dict[str, Any]:
         "layers_without_rope": sorted(set(model.layers_without_rope)),
         "rope_scaling": None if scaling is None else resolved_stretch(scaling, model),
         "rope_local_theta": local_theta,
+        **resolved_experts(model),
     }
 
 
@@ -146,6 +154,7 @@ def _network_keys(model: ModelSpec, name: str) -> dict[str, Any]:
         **{key: getattr(model, key) for key in ("max_position_embeddings", "rms_norm_eps", "initializer_range")},
         "tie_word_embeddings": model.tie_word_embeddings,
         **{key: value for key, value in own.items() if key in family.defaults},
+        **expert_keys(model, family),
         **rope_keys(model, family),
     }
 

@@ -49,6 +49,11 @@ class Family:
     """Rope is said twice, for layers that see everything and for layers with a window."""
     fused: Mapping[str, str] = field(default_factory=dict)
     """Weights that are rows of one tensor in the folder, in the order of the weights table."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Parts of names of weights that the folder calls otherwise; ``{expert}`` stands for the number of an expert, each
+    of which has tensors of its own there."""
+    also_read: tuple[str, ...] = ()
+    """Keys that are read besides, without a default."""
     heads_divide: bool = False
     """transformers refuses a ``hidden_size`` that ``num_attention_heads`` does not divide, whatever ``head_dim``."""
     stretches_derived_heads: bool = False
@@ -140,15 +145,61 @@ FAMILIES: Final[Mapping[str, Family]] = {
         {**_COMMON, "rms_norm_eps": 1e-5, "attention_bias": False},
         {"norm_placement": "post", "qk_norm": "full"},
     ),
+    "mixtral": Family(
+        "MixtralForCausalLM",
+        {
+            **_COMMON,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1000000.0,
+            "sliding_window": None,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "router_aux_loss_coef": 0.001,
+        },
+        names={
+            "mlp.gate.": "block_sparse_moe.gate.",
+            "mlp.experts.gate_proj": "block_sparse_moe.experts.{expert}.w1.weight",
+            "mlp.experts.up_proj": "block_sparse_moe.experts.{expert}.w3.weight",
+            "mlp.experts.down_proj": "block_sparse_moe.experts.{expert}.w2.weight",
+        },
+        also_read=("num_experts",),
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM",
+        {
+            **_COMMON,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "sliding_window": 4096,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+            "router_aux_loss_coef": 0.001,
+        },
+        {"qk_norm": "head"},
+        names={
+            f"mlp.experts.{kind}": f"mlp.experts.{{expert}}.{kind}.weight"
+            for kind in ("gate_proj", "up_proj", "down_proj")
+        },
+        also_read=("num_local_experts",),
+    ),
 }
 """By ``model_type``."""
 
 SUPPORTED: Final[tuple[str, ...]] = tuple(FAMILIES)
 """The ``model_type`` of every family that is read and written."""
 
-_EXPERTS: Final = "it has experts, which this version of triax does not train"
+_NO_EXPERTS: Final = "this family has no experts: mixtral and qwen3_moe have"
 _OTHER_SENSES: Final = "it sees or hears besides reading, and triax trains the text part alone, as a folder of its own"
 _MEANS: Final = "its norms subtract a mean, which triax's do not"
+_LATENT: Final = "its attention compresses keys and values, which triax's does not; its router is a setting of experts"
 _STATE_SPACE: Final = "its layers carry a state instead of attending, and triax has attention alone"
 
 REFUSED_TYPES: Final[Mapping[str, str]] = {
@@ -161,16 +212,14 @@ REFUSED_TYPES: Final[Mapping[str, str]] = {
     "qwen2_vl": _OTHER_SENSES,
     "qwen2_5_vl": _OTHER_SENSES,
     "qwen3_vl": _OTHER_SENSES,
-    "mixtral": _EXPERTS,
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "olmoe": _EXPERTS,
-    "granitemoe": _EXPERTS,
-    "phimoe": _EXPERTS,
-    "gpt_oss": _EXPERTS,
-    "llama4_text": _EXPERTS,
-    "deepseek_v2": _EXPERTS,
-    "deepseek_v3": _EXPERTS,
+    "qwen2_moe": "its shared expert has a gate of its own, which triax's has not",
+    "olmoe": "it clips queries, keys and values, which triax does not",
+    "granitemoe": "its folder stacks the matrices of all experts in one tensor, which triax does not take apart",
+    "phimoe": f"it chooses experts by a threshold near the best score, and {_MEANS}",
+    "gpt_oss": "its attention has sinks, and its experts have biases and an activation that is cut off",
+    "llama4_text": "it scales what goes into an expert and not what comes out, and attends in chunks",
+    "deepseek_v2": _LATENT,
+    "deepseek_v3": _LATENT,
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
     "jamba": _STATE_SPACE,
@@ -201,7 +250,8 @@ class Matter:
 
 MATTERS: Final[tuple[Matter, ...]] = (
     Matter(
-        ("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts", "moe_num_experts"), (0,), _EXPERTS
+        ("num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts", "moe_num_experts"), (0,),
+        _NO_EXPERTS,
     ),
     Matter(
         ("attn_logit_softcapping", "attention_logit_softcapping", "attn_logit_cap"), (), REFUSED_TYPES["gemma2"]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from triax.errors import BadInput
 from triax.spec.faults import shown, validated
+from triax.spec.huggingface_experts import expert_settings
 from triax.spec.huggingface_families import FAMILIES, MATTERS, REFUSED_TYPES, SIZES, SUPPORTED, Family
 from triax.spec.huggingface_rope import GLOBAL, LOCAL, rope_settings
 from triax.spec.json_object import JsonObject
@@ -37,6 +38,7 @@ def model_from_config(config: Mapping[str, Any], origin: str) -> ModelSpec:
         **_multipliers(said, sizes),
         **rope_settings(said, family, sizes),
         **_layers(said, sizes),
+        **expert_settings(said, family, sizes.num_hidden_layers),
         **family.settings,
     }
     return validated(ModelSpec, settings, origin)
@@ -74,7 +76,8 @@ def _refuse_what_matters(config: Mapping[str, Any], family: Family, name: str, o
         for key in matter.keys:
             value = config.get(key)
             is_own = key in family.settings and value == family.settings[key]
-            if key not in family.defaults and not matter.is_neutral(value) and not is_own:
+            is_read = key in family.defaults or key in family.also_read
+            if not is_read and not matter.is_neutral(value) and not is_own:
                 faults.append(f"{origin}: {key} = {shown(value)} cannot be for model_type {name}: {matter.reason}.")
     if faults:
         raise BadInput("\n".join(faults))

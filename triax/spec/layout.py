@@ -100,6 +100,34 @@ class Layout(Value):
         """Return the number of parts along ``axis``."""
         return int(getattr(self, axis))
 
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that experts may be spread over: all of one pipeline rank and replica."""
+        return self.dp_shard * self.cp * self.tp
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks that share one copy of the same experts, as ``zero`` says."""
+        return 1 if self.zero == 0 else self.expert_ranks // self.ep
+
+    @property
+    def expert_replicas(self) -> int:
+        """Copies of each expert that all-reduce its gradient."""
+        return self.dp_replicate * self.expert_ranks // self.ep // self.expert_shards
+
+    def expert_place(self, rank: int) -> tuple[int, int, int]:
+        """Return which replica of which shard of which part of the experts ``rank`` holds: (replica, shard, ep index).
+
+        The ``ep`` ranks of a family are neighbours: those that ``order`` puts next to each other.
+        """
+        here, place = self.coordinate(rank), 0
+        for axis in self.order:
+            if axis in ("dp_shard", "cp", "tp"):
+                place = place * self.degree(axis) + getattr(here, axis)
+        copy, ep_index = divmod(place, self.ep)
+        replica, shard = divmod(copy, self.expert_shards)
+        return here.dp_replicate * (self.expert_replicas // self.dp_replicate) + replica, shard, ep_index
+
     def coordinate(self, rank: int) -> Coordinate:
         """Return where ``rank`` sits; ranks count fastest along the last axis of ``order``."""
         if not 0 <= rank < self.world_size:
@@ -137,7 +165,7 @@ class Layout(Value):
         degrees = [f"{axis}={self.degree(axis)}" for axis in AXES if self.degree(axis) > 1] or ["one rank"]
         if self.ep > 1:
             degrees.append(f"ep={self.ep}")
-        if self.dp_shard > 1:
+        if self.dp_shard > 1 or self.expert_ranks > self.ep > 1:
             degrees.append(f"zero={self.zero}")
         if self.pp > 1:
             degrees.append(f"schedule={self.schedule}")

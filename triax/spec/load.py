@@ -90,14 +90,17 @@ def _check_version(said: dict[str, Any], origin: str) -> None:
 
 def _override(said: dict[str, Any], word: str) -> None:
     key, equals, text = word.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not equals or not dot or not section or not name:
+    *sections, name = key.strip().split(".")
+    if not equals or not sections or not all((*sections, name)):
         raise BadInput(f"{shown(word)} is no override: write section.key=value, such as train.steps=200.")
-    table = said.setdefault(section, {})
-    if not isinstance(table, dict):
-        raise BadInput(
-            f"{shown(word)} cannot be applied: the file says {section} = {shown(table)}, which is no section."
-        )
+    table = said
+    for depth, section in enumerate(sections, 1):
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            place = ".".join(sections[:depth])
+            raise BadInput(
+                f"{shown(word)} cannot be applied: the file says {place} = {shown(table)}, which is no section."
+            )
     table[name] = _parse_value(text.strip())
 
 

@@ -1,9 +1,11 @@
 """Which network is trained? Dimensions in the field names of Hugging Face's ``config.json``."""
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from triax.spec.experts import ExpertSpec
 from triax.spec.legal_values import divisors, either, nearest
 from triax.spec.rope import RopeScaling
 from triax.spec.value import Count, Counts, Value
@@ -45,6 +47,7 @@ class ModelSpec(Value):
     """Biases on the projections of queries, keys and values."""
     attention_out_bias: bool = False
     mlp_bias: bool = False
+    """Biases in feed-forward networks; experts have none, nor have shared ones."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """A norm of queries and keys before they turn: of each head, or of all heads together."""
     norm_placement: NormPlacement = "pre"
@@ -69,6 +72,8 @@ class ModelSpec(Value):
     """Scale of what each block adds to the residual stream."""
     logits_scaling: float = Field(default=1.0, gt=0)
     """Logits are divided by this."""
+    experts: ExpertSpec | None = None
+    """What stands in place of the feed-forward network in the layers that have experts; absent means none has."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -133,7 +138,10 @@ class ModelSpec(Value):
             for key in ("layers_without_rope", "global_layers")
             for layer in getattr(self, key)
             if not 0 <= layer <= last
-        ][:1]
+        ][:1] + self._expert_faults()
+
+    def _expert_faults(self) -> list[str]:
+        return [] if self.experts is None else self.experts.layer_faults(self.num_hidden_layers)
 
     @property
     def kv_heads(self) -> int:
@@ -155,6 +163,21 @@ class ModelSpec(Value):
         """The length that rotary positions were made for before they were stretched."""
         original = None if self.rope_scaling is None else self.rope_scaling.original_max_position_embeddings
         return self.max_position_embeddings if original is None else original
+
+    @property
+    def sparse_layers(self) -> Sequence[int]:
+        """Layers with experts, ascending."""
+        return () if self.experts is None else self.experts.sparse_layers(self.num_hidden_layers)
+
+    @property
+    def feed_forward_widths(self) -> dict[str, int]:
+        """F of each kind of feed-forward network that all tokens of a layer go through, by the name of its field."""
+        widths = {}
+        if self.experts is None or len(self.sparse_layers) < self.num_hidden_layers:
+            widths["intermediate_size"] = self.intermediate_size
+        if self.experts is not None and self.experts.shared_expert_intermediate_size:
+            widths["experts.shared_expert_intermediate_size"] = self.experts.shared_expert_intermediate_size
+        return widths
 
     def reach(self, layer: int) -> Reach:
         """Return whether ``layer`` sees all positions before it or those of its window."""

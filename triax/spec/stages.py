@@ -22,9 +22,10 @@ def stage_layers(model: ModelSpec, num_stages: int, cuts: tuple[int, ...] | None
 
 
 def head_cost_in_layers(model: ModelSpec) -> float:
-    """Return what the head and the loss cost, in layers: their matmul weights beside those of one layer."""
-    table = weights_table(model)
-    of_layer = sum(weight.numel for weight in table if weight.layer == 0 and weight.is_matmul)
+    """Return what the head and the loss cost, in layers: the matmul weights that a token meets there beside those of
+    the mean layer."""
+    inside = (weight for weight in weights_table(model) if weight.layer is not None and weight.is_matmul)
+    of_layer = sum(weight.numel_per_token for weight in inside) / model.num_hidden_layers
     return model.vocab_size * model.hidden_size / of_layer
 
 

@@ -4,16 +4,18 @@ Memory, compute, tensor parallelism, initialisation, checkpoints and import from
 test holds them equal to the network's own ``named_parameters()``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Final, Literal
 
+from triax.spec.experts import ExpertSpec
 from triax.spec.model import ModelSpec, NormPlacement
 
 Role = Literal[
     "embedding", "head", "norm", "bias",
     "attention_q", "attention_k", "attention_v", "attention_out",
     "mlp_gate", "mlp_up", "mlp_down",
+    "router", "selection_bias", "expert_gate", "expert_up", "expert_down",
 ]  # fmt: skip
 
 
@@ -32,7 +34,12 @@ class Weight:
     tp_dim: int | None
     """The dim tensor parallelism cuts: 0 splits outputs (column), 1 splits inputs (row), None keeps it whole."""
     is_matmul: bool
-    """True where every token is multiplied by it (a tied embedding is: it is also the head)."""
+    """True where every token is multiplied by it (a tied embedding is: it is also the head), or by experts in it."""
+    num_experts: int = 1
+    """How many matrices of one shape stand one below the other in its rows: those of the experts, first expert first.
+    Expert parallelism cuts between them."""
+    num_experts_per_tok: int = 1
+    """How many of these a token is multiplied by."""
 
     @property
     def numel(self) -> int:
@@ -40,9 +47,24 @@ class Weight:
         return prod(self.shape)
 
     @property
+    def numel_per_token(self) -> int:
+        """How many of its numbers a token meets: all but those of experts that it did not choose."""
+        return self.numel // self.num_experts * self.num_experts_per_tok
+
+    @property
+    def is_of_experts(self) -> bool:
+        """True where expert parallelism cuts it; then tensor parallelism does not."""
+        return self.role in ("expert_gate", "expert_up", "expert_down")
+
+    @property
     def decays(self) -> bool:
         """True where weight decay applies: matrices, not norms and biases."""
         return len(self.shape) > 1
+
+    @property
+    def is_trained(self) -> bool:
+        """False where no gradient moves it: a selection bias follows the load of its experts."""
+        return self.role != "selection_bias"
 
 
 LAYER_NORMS: Final[dict[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
@@ -60,11 +82,13 @@ def weights_table(model: ModelSpec) -> tuple[Weight, ...]:
     tied = model.tie_word_embeddings
     vocabulary = (model.vocab_size, model.hidden_size)
     table = [_outside("embed_tokens.weight", vocabulary, "embedding", 0, is_matmul=tied)]
-    rows = _layer_rows(model)
+    kinds = {is_sparse: _layer_rows(model, is_sparse=is_sparse) for is_sparse in (False, True)}
+    sparse = set(model.sparse_layers)
     for layer in range(model.num_hidden_layers):
-        for suffix, shape, role, tp_dim in rows:
+        for suffix, shape, role, tp_dim in kinds[layer in sparse]:
             name = f"layers.{layer}.{suffix}"
-            table.append(Weight(name, shape, role, f"model.{name}", layer, tp_dim, len(shape) > 1))
+            weight = Weight(name, shape, role, f"model.{name}", layer, tp_dim, len(shape) > 1)
+            table.append(_among_experts(weight, model))
     table.append(_outside("norm.weight", (model.hidden_size,), "norm", None, is_matmul=False))
     if not tied:
         table.append(Weight("lm_head.weight", vocabulary, "head", "lm_head.weight", None, 0, is_matmul=True))
@@ -74,9 +98,17 @@ def weights_table(model: ModelSpec) -> tuple[Weight, ...]:
 _Row = tuple[str, tuple[int, ...], Role, int | None]
 
 
-def _layer_rows(model: ModelSpec) -> list[_Row]:
-    """Return (name within the layer, shape, role, dim cut by tensor parallelism) of one layer's weights."""
-    hidden, inner, width = model.hidden_size, model.intermediate_size, model.head_width
+def _among_experts(weight: Weight, model: ModelSpec) -> Weight:
+    if not weight.is_of_experts or model.experts is None:
+        return weight
+    experts = model.experts
+    return replace(weight, num_experts=experts.num_experts, num_experts_per_tok=experts.num_experts_per_tok)
+
+
+def _layer_rows(model: ModelSpec, *, is_sparse: bool) -> list[_Row]:
+    """Return (name within the layer, shape, role, dim cut by tensor parallelism) of the weights of a layer with experts
+    (``is_sparse``) or without."""
+    hidden, width = model.hidden_size, model.head_width
     query, key_value = model.num_attention_heads * width, model.kv_heads * width
     before_attention, after_attention, before_mlp, after_mlp = LAYER_NORMS[model.norm_placement]
     rows = _norm_rows(before_attention, hidden)
@@ -91,10 +123,32 @@ def _layer_rows(model: ModelSpec) -> list[_Row]:
         rows += _norm_rows("self_attn.k_norm", key_value if is_full else width)
     rows += _linear_rows("self_attn.o_proj", (hidden, query), "attention_out", 1, has_bias=model.attention_out_bias)
     rows += _norm_rows(after_attention, hidden) + _norm_rows(before_mlp, hidden)
-    rows += _linear_rows("mlp.gate_proj", (inner, hidden), "mlp_gate", 0, has_bias=model.mlp_bias)
-    rows += _linear_rows("mlp.up_proj", (inner, hidden), "mlp_up", 0, has_bias=model.mlp_bias)
-    rows += _linear_rows("mlp.down_proj", (hidden, inner), "mlp_down", 1, has_bias=model.mlp_bias)
+    if is_sparse and model.experts is not None:
+        rows += _expert_rows(model.experts, hidden)
+    else:
+        rows += _feed_forward_rows("mlp", hidden, model.intermediate_size, has_bias=model.mlp_bias)
     return rows + _norm_rows(after_mlp, hidden)
+
+
+def _feed_forward_rows(name: str, hidden: int, inner: int, *, has_bias: bool) -> list[_Row]:
+    rows = _linear_rows(f"{name}.gate_proj", (inner, hidden), "mlp_gate", 0, has_bias=has_bias)
+    rows += _linear_rows(f"{name}.up_proj", (inner, hidden), "mlp_up", 0, has_bias=has_bias)
+    return rows + _linear_rows(f"{name}.down_proj", (hidden, inner), "mlp_down", 1, has_bias=has_bias)
+
+
+def _expert_rows(experts: ExpertSpec, hidden: int) -> list[_Row]:
+    """Matrices of all experts are one weight, one below the other: any number of ranks shares its rows evenly."""
+    count, inner = experts.num_experts, experts.moe_intermediate_size
+    rows: list[_Row] = [("mlp.gate.weight", (count, hidden), "router", None)]
+    if experts.selection_bias:
+        rows.append(("mlp.gate.e_score_correction_bias", (count,), "selection_bias", None))
+    rows += [
+        ("mlp.experts.gate_proj", (count * inner, hidden), "expert_gate", None),
+        ("mlp.experts.up_proj", (count * inner, hidden), "expert_up", None),
+        ("mlp.experts.down_proj", (count * hidden, inner), "expert_down", None),
+    ]
+    shared = experts.shared_expert_intermediate_size
+    return rows + (_feed_forward_rows("mlp.shared_experts", hidden, shared, has_bias=False) if shared else [])
 
 
 def _norm_rows(name: str | None, width: int) -> list[_Row]:
@@ -114,3 +168,8 @@ def _outside(name: str, shape: tuple[int, ...], role: Role, tp_dim: int | None, 
 def num_parameters(model: ModelSpec) -> int:
     """Return how many numbers are trained; a tied embedding counts once."""
     return sum(weight.numel for weight in weights_table(model))
+
+
+def num_active_parameters(model: ModelSpec) -> int:
+    """Return how many numbers a token meets: all but those of experts that it did not choose."""
+    return sum(weight.numel_per_token for weight in weights_table(model))

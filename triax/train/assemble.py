@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from triax.data.batch import Batches
 from triax.nn.decoder import Decoder
+from triax.parallel.expert import ExpertLoad
 from triax.parallel.launch import Process
 from triax.parallel.mesh import build_mesh
 from triax.parallel.place import make_executor, place
@@ -36,6 +37,7 @@ def assemble(run: Run, layout: Layout, process: Process, batches: Batches, progr
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
     executor = make_executor(table, stages, layout, run.precision, mesh, run.data.seq_len, device, progress)
     tied = TiedEmbedding(stages, layout, table)
+    load = ExpertLoad(stages, run.model, device)
     data_rank = layout.data_rank(process.rank)
-    stepper = Stepper(run, layout, executor, optimizer, batches, tied, mesh, data_rank, device, progress)
+    stepper = Stepper(run, layout, executor, optimizer, batches, tied, load, mesh, data_rank, device, progress)
     return Parts(stages, optimizer, stepper)

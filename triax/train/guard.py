@@ -4,11 +4,13 @@ A judgement is made from numbers that are the same on every rank, so every rank 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from triax.spec.model import ModelSpec
 from triax.spec.run import GuardSpec
+from triax.watch.experts import LayerLoad
 
 Verdict = Literal["commit", "skip", "stop"]
 
@@ -24,6 +26,8 @@ class StepReport:
     """Tokens that counted."""
     wants_stop: bool
     """True where any rank was asked to stop."""
+    experts: Sequence[LayerLoad] = ()
+    """What each layer with experts saw."""
 
     @property
     def is_finite(self) -> bool:

@@ -16,7 +16,7 @@ from triax.spec.flops import attended_by
 from triax.spec.model import ModelSpec
 from triax.spec.plan import Plan
 from triax.spec.run import Run
-from triax.spec.weights import num_parameters
+from triax.spec.weights import num_active_parameters, num_parameters
 from triax.train.assemble import assemble
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.learning_rate import learning_rate
@@ -88,8 +88,11 @@ def _stop_unless_committed(judgement: Judgement) -> None:
 
 def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) -> str:
     run = plan.run
+    parameters = f"{format_count(num_parameters(run.model))} parameters"
+    if run.model.experts is not None:
+        parameters += f", of which a token meets {format_count(num_active_parameters(run.model))}"
     lines = [
-        f"{format_count(num_parameters(run.model))} parameters, {format_count(run.tokens_per_step)} tokens a step, "
+        f"{parameters}, {format_count(run.tokens_per_step)} tokens a step, "
         f"{run.train.steps} steps, {format_count(batches.corpus.num_tokens)} tokens of text "
         f"(run {plan.fingerprint})",
         f"layout: {plan.layout.describe()}, {plan.layout.microbatches} microbatches of "
@@ -243,6 +246,7 @@ class _Loop:
                 utilization=reading.utilization,
                 sample_hash=self.batches.step_hash(pending.first_sample, run.sequences_per_step),
                 eval_loss=eval_loss,
+                experts=report.experts,
             )
         )
         stop_sample = pending.first_sample + run.sequences_per_step

@@ -26,6 +26,8 @@ class Optimizer:
         """A tied embedding's second copy, where one rank owns the first and the last stage."""
         for stage in stages:
             for name, parameter in stage.named_parameters():
+                if not parameter.requires_grad:
+                    continue
                 (self._copies if name in self._named else self._named)[name] = parameter
         self._all = [*self._named.items(), *self._copies.items()]
         groups = [

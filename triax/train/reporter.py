@@ -17,6 +17,7 @@ from triax.spec.plan import Plan
 from triax.train.run_folder import RunFolder
 from triax.watch.console import Console
 from triax.watch.device import DeviceMeter, device_peak
+from triax.watch.experts import LoadCheck
 from triax.watch.metrics import PeakCheck, PeakFlops, StepRecord, to_metrics
 from triax.watch.record import RunLog
 from triax.watch.sinks import Sink, TensorBoardSink, Unfailing
@@ -40,6 +41,8 @@ class Reporter:
             if run.watch.tensorboard:
                 self._sinks.append(Unfailing(TensorBoardSink(folder.path / "tensorboard"), "TensorBoard"))
         self._peak_check = PeakCheck(self._peak)
+        experts = run.model.experts
+        self._load_check = None if experts is None else LoadCheck(experts.num_experts, experts.num_experts_per_tok)
         self.meter = DeviceMeter(process.device)
 
     def step(self, record: StepRecord) -> None:
@@ -52,6 +55,9 @@ class Reporter:
         warning = self._peak_check.warning(metrics)
         if warning:
             self.warn(warning)
+        heavy = None if self._load_check is None else self._load_check.warning(record.step, record.experts)
+        if heavy:
+            self.warn(heavy)
         self._log.write(metrics)
         if self._console is not None:
             self._console.write(metrics)

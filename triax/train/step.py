@@ -11,16 +11,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from triax.data.batch import Batch, Batches
 from triax.nn.loss import IGNORE_INDEX
 from triax.parallel.execute import Executor
+from triax.parallel.expert import ExpertLoad, sum_experts
 from triax.parallel.mesh import data_mesh
 from triax.parallel.progress import Progress
 from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, mean_over_ranks, sum_step
 from triax.parallel.tensor import sum_replicated
 from triax.parallel.tied import TiedEmbedding
 from triax.spec.layout import Layout
+from triax.spec.model import ModelSpec
 from triax.spec.run import Run
 from triax.train.guard import StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.optimizer import Optimizer
+from triax.watch.experts import LayerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,9 @@ class PendingReport:
     step: int
     tokens: Tensor
     sums: StepSums
+    model: ModelSpec
+    sequences: int
+    """Of the whole step."""
 
     def read(self) -> StepReport:
         """Wait for the numbers and return them."""
@@ -63,6 +69,18 @@ class PendingReport:
             grad_norm=float(self.sums.grad_norm),
             tokens=int(self.tokens),
             wants_stop=bool(self.sums.flags[0]),
+            experts=self._layer_loads(),
+        )
+
+    def _layer_loads(self) -> tuple[LayerLoad, ...]:
+        experts, layers = self.model.experts, self.model.sparse_layers
+        if experts is None:
+            return ()
+        has_z = experts.scoring_func == "softmax"
+        rows = self.sums.seen.view(len(layers), -1).tolist()
+        return tuple(
+            LayerLoad(layer, tuple(tokens), balance / self.sequences, z / self.sequences if has_z else None)
+            for layer, (*tokens, balance, z) in zip(layers, rows, strict=True)
         )
 
 
@@ -71,13 +89,14 @@ class Stepper:
 
     def __init__(
         self, run: Run, layout: Layout, executor: Executor, optimizer: Optimizer, batches: Batches,
-        tied: TiedEmbedding, mesh: DeviceMesh, data_rank: int, device: torch.device, progress: Progress | None = None,
+        tied: TiedEmbedding, load: ExpertLoad, mesh: DeviceMesh, data_rank: int, device: torch.device,
+        progress: Progress | None = None,
     ) -> None:  # fmt: skip
         """``mesh`` is that of ``layout``; ``executor`` runs the step's schedule; ``progress`` is told of the rest."""
         self._run, self._layout, self._executor = run, layout, executor
         self._optimizer, self._batches = optimizer, batches
         self._mesh, self._data_rank, self._device = mesh, data_rank, device
-        self._tied, self._group = tied, data_mesh(mesh).get_group()
+        self._tied, self._load, self._group = tied, load, data_mesh(mesh).get_group()
         self._progress = progress or Progress()
 
     def take(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
@@ -100,10 +119,12 @@ class Stepper:
         self._progress.enter_phase("summing gradients")
         parameters = self._optimizer.parameters
         sum_replicated(parameters, self._mesh)
+        sum_experts(parameters, self._layout)
         self._tied.sum_gradients()
         self._progress.enter_phase("summing loss and norm")
         counted = [parameter for parameter in parameters if parameter is not self._tied.copy]
-        return PendingReport(step, count, sum_step(loss_sum, count, counted, [asks_stop], self._layout))
+        sums = sum_step(loss_sum, count, counted, [asks_stop], self._load.take(), self._layout)
+        return PendingReport(step, count, sums, self._run.model, self._run.sequences_per_step)
 
     def update(self, report: PendingReport) -> None:
         """Clip the gradients that are in place and apply them, unless the step's numbers are not finite."""
@@ -112,7 +133,9 @@ class Stepper:
         if max_norm:
             clip(local_gradients(self._optimizer.parameters), sums.grad_norm, max_norm)
         rate = learning_rate(report.step, self._run.learning_rate, self._run.train.steps)
-        self._optimizer.update(rate, sums.loss.isfinite() & sums.grad_norm.isfinite())
+        is_finite = sums.loss.isfinite() & sums.grad_norm.isfinite()
+        self._optimizer.update(rate, is_finite)
+        self._load.move_biases(sums.seen, is_finite)
         self._progress.enter_phase("end of the step")
 
     def read_batches(self, first_sample: int) -> "list[Batch]":

@@ -170,6 +170,8 @@ class _Comparison:
         """Compare the gradient of every weight this rank has a part of."""
         allowed = GRADIENT[self._precision]
         for name, parameter in _named(parts):
+            if not parameter.requires_grad:
+                continue
             expected = self.expected.tensor("gradients", name)
             if parameter.grad is None or expected is None:
                 self._add("gradient", name, 1, float("inf"), allowed, False, note="there is no gradient")

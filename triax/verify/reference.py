@@ -21,6 +21,7 @@ from triax.nn.loss import IGNORE_INDEX
 from triax.parallel.shard import DTYPES
 from triax.spec.run import Run
 from triax.spec.weights import weights_table
+from triax.verify.plain_routing import PlainRouting
 
 
 class Sequences(Protocol):
@@ -62,17 +63,20 @@ def train_plainly(run: Run, sequences: Sequences, steps: int, output_samples: in
     losses, norms, gradients, updated = [], [], {}, {}
     shape = (output_samples, run.data.seq_len, run.model.hidden_size)
     modules = modules_compared(model, inside_layers=True) if output_samples else {}
+    routing = PlainRouting(model)
     outputs = {name: torch.zeros(shape, dtype=DTYPES[run.precision.compute]) for name in modules}
     for step in range(steps):
         samples = range(step * run.sequences_per_step, (step + 1) * run.sequences_per_step)
         batches = [sequences.batch(range(sample, sample + 1)) for sample in samples]
-        losses.append(_accumulate(model, DTYPES[run.precision.compute], batches, outputs if step == 0 else {}))
+        kept = outputs if step == 0 else {}
+        losses.append(_accumulate(model, DTYPES[run.precision.compute], batches, kept, routing))
         if step == 0:
             gradients = _copies((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
         limit = run.optimizer.max_grad_norm or float("inf")
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item())
         optimizer.step()
         optimizer.zero_grad()
+        routing.move_biases()
         if step == 0:
             updated = _copies(model.named_parameters())
     return Trained(losses, norms, gradients, initial, updated, _copies(model.named_parameters()), outputs)
@@ -82,28 +86,33 @@ def _copies(named: Any) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in named}
 
 
-def _accumulate(model: Decoder, compute: torch.dtype, batches: Sequence[Any], outputs: Mapping[str, Tensor]) -> float:
+def _accumulate(
+    model: Decoder, compute: torch.dtype, batches: Sequence[Any], outputs: Mapping[str, Tensor], routing: PlainRouting
+) -> float:
     """Leave the gradient of the mean over all tokens of ``batches``, one sample each, and return that mean.
 
-    What modules give for the first samples is written to ``outputs``, as many as there is room for.
+    Penalties of ``routing`` are in the gradient and not in the mean. What modules give for the first samples is written
+    to ``outputs``, as many as there is room for.
     """
     count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
     total = 0.0
     for sample, batch in enumerate(batches):
         bounds = [0, batch.tokens.shape[1]] if batch.cu_seqlens is None else batch.cu_seqlens.tolist()
+        of_sample = torch.zeros((), dtype=torch.float64)
         for start, stop in pairwise(bounds):
             kept = {name: output[sample, start:stop] for name, output in outputs.items() if sample < len(output)}
             with _written(model, kept):
                 loss = _document_loss(model, compute, batch, start, stop) / count
-            loss.backward()
-            total += loss.item()
+            of_sample = of_sample + loss
+        (of_sample + routing.penalty_of_sequence() / len(batches)).backward()
+        total += of_sample.item()
     return total
 
 
 def _document_loss(model: Decoder, compute: torch.dtype, batch: Any, start: int, stop: int) -> Tensor:
     """Return the summed cross-entropy of one document, whose positions count from its first token."""
     tokens = torch.from_numpy(batch.tokens[:, start:stop])
-    weights = {name: weight.to(compute) for name, weight in model.named_parameters()}
+    weights = {name: weight.to(compute) for name, weight in model.named_parameters() if weight.requires_grad}
     logits: Tensor = functional_call(model, weights, (tokens, torch.arange(stop - start).unsqueeze(0)))
     labels = torch.from_numpy(batch.labels[:, start:stop]).flatten()
     wide = torch.promote_types(compute, torch.float32)

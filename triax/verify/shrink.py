@@ -16,6 +16,7 @@ from triax.spec.layout import AXES, Axis, Layout
 from triax.spec.model import ModelSpec
 from triax.spec.rope import RopeScaling
 from triax.spec.run import Run
+from triax.verify.shrink_experts import small_experts
 
 Precision = Literal["fp32", "fp64"]
 
@@ -95,10 +96,18 @@ def _small_layout(layout: Layout, model: ModelSpec, axes: Sequence[Axis]) -> Lay
         changes |= {"stages_per_rank": 1, "stage_cuts": None, "schedule": "1F1B"}
         changes["microbatches"] = _at_most(layout.microbatches, _MICROBATCHES // 2)
     changes["sequences_per_microbatch"] = min(layout.sequences_per_microbatch, 2)
+    changes["ep"] = _small_ep(layout, changes["dp_shard"] * changes["cp"] * changes["tp"])
     if changes["stage_cuts"] is not None:
         missing = _small_layers(model, layout) - sum(changes["stage_cuts"])
         changes["stage_cuts"] = (*changes["stage_cuts"][:-1], changes["stage_cuts"][-1] + missing)
     return Layout.model_validate(layout.model_dump() | changes)
+
+
+def _small_ep(layout: Layout, ranks: int) -> int:
+    """Return over how many of ``ranks`` experts are spread: all where they were, else two of them."""
+    if layout.ep == 1:
+        return 1
+    return ranks if layout.ep == layout.expert_ranks else min(ranks, 2)
 
 
 def _small_cuts(layout: Layout, stages: int) -> tuple[int, ...] | None:
@@ -147,6 +156,10 @@ def _small_model(model: ModelSpec, layout: Layout, seq_len: int) -> ModelSpec:
         "global_layers": _where(picked, model.global_layers),
         "layers_without_rope": _where(picked, model.layers_without_rope),
     }
+    if model.experts is not None:
+        sparse = set(model.sparse_layers)
+        dense = tuple(place for place, layer in enumerate(picked) if layer not in sparse)
+        changes["experts"] = small_experts(model.experts, dense, hidden / model.hidden_size, layout.tp)
     if model.rope_scaling is not None:
         pairs = int(width * model.partial_rotary_factor) // 2
         changes["rope_scaling"] = _small_rope(model.rope_scaling, pairs, small_seq_len, seq_len)
@@ -209,8 +222,10 @@ def _small_layers(model: ModelSpec, layout: Layout) -> int:
     return min(max(fewest, len(set(_kinds(model))), 2), model.num_hidden_layers)
 
 
-def _kinds(model: ModelSpec) -> list[tuple[str, bool]]:
-    return [(model.reach(layer), layer in model.layers_without_rope) for layer in range(model.num_hidden_layers)]
+def _kinds(model: ModelSpec) -> list[tuple[str, bool, bool]]:
+    sparse = set(model.sparse_layers)
+    layers = range(model.num_hidden_layers)
+    return [(model.reach(layer), layer in model.layers_without_rope, layer in sparse) for layer in layers]
 
 
 def _picked_layers(model: ModelSpec, count: int) -> list[int]:

@@ -4,11 +4,12 @@ Torch-free. A metric is absent where it is not known: no zero ever stands for "n
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from triax.units import format_count
+from triax.watch.experts import LayerLoad, expert_metrics
 
 MetricValue = int | float | str
 Metrics = Mapping[str, MetricValue]
@@ -36,7 +37,7 @@ KEYS: Final = (
     STEP, TOKENS, LOSS, GRAD_NORM, LEARNING_RATE, EVAL_LOSS, EVAL_PERPLEXITY, TOKENS_PER_SEC, DEVICE_TOKENS_PER_SEC,
     MFU, TFLOPS, STEP_S, DATA_S, CHECKPOINT_STALL_S, PEAK_ACTIVE_GIB, PEAK_RESERVED_GIB, UTILIZATION, SAMPLE_HASH,
 )  # fmt: skip
-"""Every metric key, in the order of ``metrics.jsonl``."""
+"""Every metric key, in the order of ``metrics.jsonl``; behind them those of experts (``triax.watch.experts``)."""
 
 
 def predicted(key: str) -> str:
@@ -83,6 +84,8 @@ class StepRecord:
     sample_hash: str | None = None
     eval_loss: float | None = None
     """Mean over the held-out tokens, in the steps that measure it."""
+    experts: Sequence[LayerLoad] = ()
+    """Of each layer with experts."""
 
 
 def to_metrics(
@@ -109,6 +112,7 @@ def to_metrics(
         PEAK_RESERVED_GIB: _gib(record.peak_reserved_bytes),
         UTILIZATION: record.utilization,
         SAMPLE_HASH: record.sample_hash,
+        **expert_metrics(record.experts),
     }
     return {key: value for key, value in known.items() if value is not None}
 
