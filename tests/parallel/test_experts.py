@@ -20,12 +20,14 @@ from tests.harness.toy import toy_run
 from tests.harness.training import CPU, Engine, train_on_all_ranks, train_on_one_device
 from tests.parallel.equality import assert_equals_one_device
 from tests.parallel.test_composition import name_of
+from triax.checkpoint.state import local_slices
 from triax.nn.decoder import Decoder
 from triax.parallel.expert import ExpertLoad
 from triax.spec.check import check
 from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
+from triax.spec.weights import weights_table
 from triax.train.guard import StepReport
 
 MICROBATCHES = 3
@@ -199,3 +201,28 @@ def test_grouped_experts_in_bf16_come_to_the_losses_of_fp64() -> None:
     bf16 = toy_run(model, **sections, precision={"compute": "bf16", "master": "fp32", "reduce": "fp32"})
     for losses in run_ranks(losses_of, 2, bf16, layout, 3):
         assert_losses_equal(losses, exact, "bf16")
+
+
+def numbers_held(rank: int, world: int, run: Run, layout: Layout) -> int:
+    """How many numbers of experts this rank keeps between steps."""
+    stages = Engine(run, layout, rank).stages
+    named = [pair for stage in stages for pair in stage.named_parameters()]
+    return sum(sum(block.local.numel() for block in local_slices(p)) for name, p in named if ".experts." in name)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "parts"),
+    [
+        ({"dp_shard": 4, "ep": 2, "zero": 3}, 4),
+        ({"dp_shard": 2, "tp": 2, "ep": 4, "zero": 1}, 4),
+        ({"tp": 4, "ep": 2, "zero": 1}, 4),
+        ({"tp": 4, "ep": 2, "zero": 0}, 2),
+        ({"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero": 2}, 2),
+    ],
+    ids=str,
+)
+def test_each_rank_holds_its_part_of_the_experts(degrees: dict[str, Any], parts: int) -> None:
+    run = toy_of(1, 4, "mixtral")
+    layout = Layout(**degrees, microbatches=24 // degrees.get("dp_shard", 1) // degrees.get("dp_replicate", 1))
+    whole = sum(weight.numel for weight in weights_table(run.model) if weight.is_of_experts)
+    assert run_ranks(numbers_held, layout.world_size, run, layout) == [whole // parts] * layout.world_size
