@@ -140,6 +140,11 @@ CONFIGS: Final[dict[str, Config]] = {
             "rope_theta": 1000000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16,
         },
     ),
+    "olmoe": config("olmoe", num_experts=6, num_experts_per_tok=2),
+    "olmoe, biases, tied, one key/value head": config(
+        "olmoe", num_experts=4, num_experts_per_tok=3, norm_topk_prob=True, attention_bias=True,
+        tie_word_embeddings=True, num_key_value_heads=1, intermediate_size=14,
+    ),
     "qwen3_moe, window, tied": config(
         "qwen3_moe", num_experts=4, num_experts_per_tok=4, moe_intermediate_size=7, use_sliding_window=True,
         sliding_window=4, tie_word_embeddings=True, mlp_only_layers=[0, 2],

@@ -148,3 +148,26 @@ def test_every_rank_calls_the_same_collectives_whatever_the_routing() -> None:
     counts, rows = ("all_to_all", "int64"), ("all_to_all", "float64")
     for by_seed in run_ranks(kinds_seen, RANKS, list(range(10))):
         assert by_seed == [[counts, rows, rows, rows, rows]] * 10
+
+
+def bytes_seen(rank: int, world: int) -> list[int]:
+    """Payloads of one forward and backward in which every token of 8 goes to the next rank and the one after it."""
+    made = mixture(part=rank)
+    group = dist.group.WORLD
+    assert group is not None
+    made.exchange = ExpertExchange(group)
+    per_rank = EXPERTS // RANKS
+    chosen = torch.tensor([[(rank + away) % RANKS * per_rank for away in (1, 2)]] * 8)
+    numbers = torch.Generator().manual_seed(rank)
+    x, weights, rate = (
+        torch.randn(8, size, generator=numbers, dtype=torch.float64) for size in (WIDTH, PER_TOKEN, WIDTH)
+    )
+    with Collectives() as collectives:
+        run_once(made, Tokens(x, weights, chosen, rate))
+    return [one.payload_bytes for one in collectives.seen]
+
+
+def test_a_token_travels_once_for_each_of_its_experts() -> None:
+    """The bytes of docs/experts.md: eight for the count of each expert, and K rows of D for each token, four times."""
+    rows = 8 * PER_TOKEN * WIDTH * 8
+    assert run_ranks(bytes_seen, RANKS) == [[8 * EXPERTS, rows, rows, rows, rows]] * RANKS

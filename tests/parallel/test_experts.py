@@ -17,15 +17,17 @@ from tests.harness.layouts import legal_layouts
 from tests.harness.ranks import run_ranks
 from tests.harness.tolerances import assert_losses_equal
 from tests.harness.toy import toy_run
-from tests.harness.training import CPU, Engine, train_on_all_ranks, train_on_one_device
+from tests.harness.training import CPU, Engine, train_on_all_ranks, train_on_one_device, whole
 from tests.parallel.equality import assert_equals_one_device
 from tests.parallel.test_composition import name_of
+from triax.checkpoint.state import local_slices
 from triax.nn.decoder import Decoder
 from triax.parallel.expert import ExpertLoad
 from triax.spec.check import check
 from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
+from triax.spec.weights import weights_table
 from triax.train.guard import StepReport
 
 MICROBATCHES = 3
@@ -199,3 +201,49 @@ def test_grouped_experts_in_bf16_come_to_the_losses_of_fp64() -> None:
     bf16 = toy_run(model, **sections, precision={"compute": "bf16", "master": "fp32", "reduce": "fp32"})
     for losses in run_ranks(losses_of, 2, bf16, layout, 3):
         assert_losses_equal(losses, exact, "bf16")
+
+
+def numbers_held(rank: int, world: int, run: Run, layout: Layout) -> int:
+    """How many numbers of experts this rank keeps between steps."""
+    stages = Engine(run, layout, rank).stages
+    named = [pair for stage in stages for pair in stage.named_parameters()]
+    return sum(sum(block.local.numel() for block in local_slices(p)) for name, p in named if ".experts." in name)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "parts"),
+    [
+        ({"dp_shard": 4, "ep": 2, "zero": 3}, 4),
+        ({"dp_shard": 2, "tp": 2, "ep": 4, "zero": 1}, 4),
+        ({"tp": 4, "ep": 2, "zero": 1}, 4),
+        ({"tp": 4, "ep": 2, "zero": 0}, 2),
+        ({"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero": 2}, 2),
+    ],
+    ids=str,
+)
+def test_each_rank_holds_its_part_of_the_experts(degrees: dict[str, Any], parts: int) -> None:
+    run = toy_of(1, 4, "mixtral")
+    layout = Layout(**degrees, microbatches=24 // degrees.get("dp_shard", 1) // degrees.get("dp_replicate", 1))
+    whole = sum(weight.numel for weight in weights_table(run.model) if weight.is_of_experts)
+    assert run_ranks(numbers_held, layout.world_size, run, layout) == [whole // parts] * layout.world_size
+
+
+def sick_then_well(rank: int, world: int, run: Run, layout: Layout) -> tuple[list[str], bool, bool]:
+    """Which weights changed in a step with NaN in hidden states of one rank; whether it, and the next, was finite."""
+    engine = Engine(run, layout, rank)
+    named = {name: weight for stage in engine.stages for name, weight in stage.named_parameters()}
+    before = {name: whole(weight) for name, weight in named.items()}
+    attention = engine.stages[0].layers["0"].get_submodule("self_attn")
+    spoil = attention.register_forward_hook(lambda _module, _inputs, out: out * float("nan")) if rank == 0 else None
+    sick = engine.step(0)
+    changed = [name for name, weight in named.items() if not torch.equal(whole(weight), before[name])]
+    if spoil is not None:
+        spoil.remove()
+    return changed, sick.is_finite, engine.step(1).is_finite
+
+
+def test_tokens_that_are_no_numbers_are_routed_and_change_nothing() -> None:
+    """They choose experts like any others, so that no rank waits; the step is left out, biases too."""
+    run = toy_of(1, 2, "deepseek")
+    layout = Layout(dp_shard=2, tp=2, ep=4, zero=3, microbatches=3, sequences_per_microbatch=4)
+    assert run_ranks(sick_then_well, 4, run, layout) == [([], False, True)] * 4

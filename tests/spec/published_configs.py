@@ -108,4 +108,12 @@ PUBLISHED: Final[dict[str, tuple[int, dict[str, Any]]]] = {
         "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": None,
         "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
     }),
+    "allenai/OLMoE-1B-7B-0924": (6_919_161_856, {
+        "architectures": ["OlmoeForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "clip_qkv": None,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 1024,
+        "max_position_embeddings": 4096, "model_type": "olmoe", "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "num_key_value_heads": 16,
+        "output_router_logits": False, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+        "router_aux_loss_coef": 0.01, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 50304,
+    }),
 }  # fmt: skip

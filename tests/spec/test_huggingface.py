@@ -135,8 +135,8 @@ REFUSED: dict[str, tuple[Config, str]] = {
     "gemma2": (
         config("gemma2"),
         "model_type = 'gemma2' cannot be: softcapping of attention scores has no kernel that avoids an S x S matrix of "
-        "scores; triax reads llama, mistral, qwen2, qwen3, smollm3, granite, phi3, gemma3_text, olmo2, mixtral or "
-        "qwen3_moe.",
+        "scores; triax reads llama, mistral, qwen2, qwen3, smollm3, granite, phi3, gemma3_text, olmo2, mixtral, "
+        "qwen3_moe or olmoe.",
     ),
     "a near name": (
         config("lama"), "model_type = 'lama' cannot be: no such architecture is read; the nearest is llama.",
@@ -160,8 +160,9 @@ REFUSED: dict[str, tuple[Config, str]] = {
     ),
     "two that matter": (
         config("llama", num_local_experts=8, quantization_config={"bits": 4}),
-        "num_local_experts = 8 cannot be for model_type llama: this family has no experts: mixtral and qwen3_moe "
-        "have.\nquantization_config = {'bits': 4} cannot be for model_type llama: its weights are quantised",
+        "num_local_experts = 8 cannot be for model_type llama: this family has no experts: mixtral, "
+        "qwen3_moe and olmoe have.\nquantization_config = {'bits': 4} cannot be for model_type llama: its weights are "
+        "quantised",
     ),
     "softcapping": (config("gemma3_text", attn_logit_softcapping=50.0), "an S x S matrix of scores"),
     "a cap of logits": (config("gemma3_text", final_logit_softcapping=30.0), "without a cap"),

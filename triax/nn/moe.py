@@ -6,6 +6,7 @@ Shapes by the glossary: T tokens, D hidden, F inside an expert, E experts, K exp
     rows of x, one for each choice and ordered by expert (C, D) -> experts -> (C, D) -> weighted sums (T, D)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -114,9 +115,13 @@ class Experts(nn.Module):
                 (self.down_proj, self.hidden),
             )
         )
-        multiply = grouped if can_group(rows_CD, self.inner) else one_by_one
+        multiply = self.multiplier(rows_CD)
         inside_CF = self.activation(multiply(rows_CD, gate_EFD, counts_E)) * multiply(rows_CD, up_EFD, counts_E)
         return multiply(inside_CF, down_EDF, counts_E)
+
+    def multiplier(self, rows_CD: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """Return how rows are multiplied by the matrices of their experts."""
+        return grouped if can_group(rows_CD, self.inner) else one_by_one
 
     def matrices(self, weight: Tensor) -> Tensor:
         """Return ``weight`` as it is multiplied."""

@@ -64,7 +64,8 @@ def _placement(
 ) -> Callable[[nn.Parameter], ShardPlacementResult | None]:
     """Return on which mesh a weight is shared: None is that of all others.
 
-    Not by a ``fully_shard`` of their own, which would stand inside what recompute runs twice.
+    Experts have no ``fully_shard`` of their own, which would stand inside what recompute runs twice. ``fully_shard``
+    documents this way for them; the classes that say it lie in a private module of torch 2.13.
     """
     mesh_info = FSDPMeshInfo(experts["expert_shard"], shard_mesh_dim=0)
     if layout.expert_replicas > 1:

@@ -34,6 +34,10 @@ _QWEN: Final[Mapping[str, Any]] = {
     "layer_types": None,
 }
 
+_EXPERT_NAMES: Final[Mapping[str, str]] = {
+    f"mlp.experts.{kind}": f"mlp.experts.{{expert}}.{kind}.weight" for kind in ("gate_proj", "up_proj", "down_proj")
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -184,11 +188,25 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "router_aux_loss_coef": 0.001,
         },
         {"qk_norm": "head"},
-        names={
-            f"mlp.experts.{kind}": f"mlp.experts.{{expert}}.{kind}.weight"
-            for kind in ("gate_proj", "up_proj", "down_proj")
-        },
+        names=_EXPERT_NAMES,
         also_read=("num_local_experts",),
+    ),
+    "olmoe": Family(
+        "OlmoeForCausalLM",
+        {
+            **{key: value for key, value in _COMMON.items() if key != "head_dim"},
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+            "router_aux_loss_coef": 0.01,
+        },
+        {"qk_norm": "full"},
+        names=_EXPERT_NAMES,
+        also_read=("num_local_experts",),
+        heads_divide=True,
     ),
 }
 """By ``model_type``."""
@@ -196,7 +214,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 SUPPORTED: Final[tuple[str, ...]] = tuple(FAMILIES)
 """The ``model_type`` of every family that is read and written."""
 
-_NO_EXPERTS: Final = "this family has no experts: mixtral and qwen3_moe have"
+_NO_EXPERTS: Final = "this family has no experts: mixtral, qwen3_moe and olmoe have"
 _OTHER_SENSES: Final = "it sees or hears besides reading, and triax trains the text part alone, as a folder of its own"
 _MEANS: Final = "its norms subtract a mean, which triax's do not"
 _LATENT: Final = "its attention compresses keys and values, which triax's does not; its router is a setting of experts"
@@ -213,7 +231,6 @@ REFUSED_TYPES: Final[Mapping[str, str]] = {
     "qwen2_5_vl": _OTHER_SENSES,
     "qwen3_vl": _OTHER_SENSES,
     "qwen2_moe": "its shared expert has a gate of its own, which triax's has not",
-    "olmoe": "it clips queries, keys and values, which triax does not",
     "granitemoe": "its folder stacks the matrices of all experts in one tensor, which triax does not take apart",
     "phimoe": f"it chooses experts by a threshold near the best score, and {_MEANS}",
     "gpt_oss": "its attention has sinks, and its experts have biases and an activation that is cut off",
