@@ -180,7 +180,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(words: tuple[str, ...], told:
 
 def test_a_config_without_fields_is_refused_with_its_path(here: Typed, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mixtral", "hidden_size": 64}')
-    refuse(here("plan", "config.json"), "config.json", "num_hidden_layers is missing")
+    refuse(here("plan", "config.json"), "config.json", "intermediate_size is missing")
     (tmp_path / "config.json").write_text("[1, 2")
     refuse(here("plan", "config.json"), "config.json")
 

@@ -333,5 +333,18 @@ def network_of(model: ModelSpec) -> Network:
         qk_norm=model.qk_norm,
         window=model.sliding_window,
         windowed_layers=local,
+        experts=_experts_of(model),
         name=model.family,
+    )
+
+
+def _experts_of(model: ModelSpec) -> Experts | None:
+    if model.experts is None:
+        return None
+    return Experts(
+        count=model.experts.num_experts,
+        per_token=model.experts.num_experts_per_tok,
+        ffn=model.experts.moe_intermediate_size,
+        shared_ffn=model.experts.shared_expert_intermediate_size,
+        dense_layers=model.num_hidden_layers - len(model.sparse_layers),
     )
