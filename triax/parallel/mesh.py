@@ -34,6 +34,23 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     return mesh
 
 
+def weight_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
+    """Return the mesh with dims ``replicate``, ``shard`` and ``tp`` of the ranks that hold the weights of this rank's
+    stages; a rank stands at ``layout.weight_place(rank)``. All ranks call this together.
+
+    ``mesh`` is that of ``layout``, whose groups are used where they are the same.
+    """
+    ranks = torch.empty(layout.pp, layout.weight_replicas, layout.weight_shards, layout.tp, dtype=torch.int64)
+    for rank in range(layout.world_size):
+        here = layout.coordinate(rank)
+        ranks[here.pp, *layout.weight_place(rank), here.tp] = rank
+    groups = [mesh["dp_replicate"].get_group(), mesh["dp_shard"].get_group(), mesh["tp"].get_group()]
+    for dim in (0, 1) if layout.cp > 1 else ():
+        groups[dim] = group_among(ranks.movedim(dim + 1, -1).flatten(0, -2).tolist())
+    mine = ranks[layout.coordinate(dist.get_rank()).pp]
+    return DeviceMesh.from_group(groups, mesh.device_type, mine, mesh_dim_names=("replicate", "shard", "tp"))
+
+
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the one-dim mesh of this rank's data peers: all that see other sequences, in data rank order."""
     dims = [AXES.index("dp_replicate"), AXES.index("dp_shard")]

@@ -9,7 +9,9 @@ from torch.distributed.tensor import DTensor
 
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
+from triax.parallel.context import split_context
 from triax.parallel.execute import Executor, LocalExecutor
+from triax.parallel.mesh import weight_mesh
 from triax.parallel.pipeline import PipelineExecutor
 from triax.parallel.progress import Progress
 from triax.parallel.recompute import wrap_recompute
@@ -32,10 +34,12 @@ def place(
     the weights table. Fill them with ``initialise`` or from a checkpoint.
     """
     stages = cut_into_stages(model, layout, precision)
+    weights = weight_mesh(mesh, layout)
     for stage in stages:
-        split_tensors(stage, mesh)
+        split_tensors(stage, weights)
+        split_context(stage, mesh, layout.cp_method)
         wrap_recompute(stage, layout.recompute)
-        shard(stage, mesh, layout, precision)
+        shard(stage, weights, layout, precision)
         stage.to_empty(device=device)
     return stages
 
@@ -71,15 +75,16 @@ def initialise(stages: Sequence[Decoder], model: ModelSpec, seed: int, layout: L
 def _held_ranges(weight: Weight, layout: Layout) -> tuple[range, range | None]:
     """Return the rows of the whole ``weight`` this rank holds, and the columns where tensor parallelism cuts those.
 
-    Rows are cut by ``dp_shard`` inside what ``tp`` leaves, both as ``torch.chunk`` does it.
+    Rows are cut by the ranks that share weights inside what ``tp`` leaves, both as ``torch.chunk`` does it.
     """
     here = layout.coordinate(dist.get_rank())
+    _, shard_index = layout.weight_place(dist.get_rank())
     rows, columns = range(weight.shape[0]), None
     if weight.tp_dim == 0:
         rows = _chunk(rows, layout.tp, here.tp)
     elif weight.tp_dim == 1 and layout.tp > 1:
         columns = _chunk(range(weight.shape[1]), layout.tp, here.tp)
-    return _chunk(rows, layout.dp_shard, here.dp_shard), columns
+    return _chunk(rows, layout.weight_shards, shard_index), columns
 
 
 def _chunk(whole: range, parts: int, index: int) -> range:

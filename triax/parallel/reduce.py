@@ -40,13 +40,13 @@ def sum_step(
     """Return the loss, the gradient norm and the flags of a step with one all-reduce of a few numbers over all ranks.
 
     Ranks that hold the same gradient bring equal parts of its square: replicas, and tp ranks of a weight they do not
-    cut. So do tp ranks of a loss, which each of them has whole.
+    cut. So do tp ranks of a loss, which each of them has whole; cp ranks have that of their own positions.
     """
     held = [parameter for parameter in parameters if parameter.grad is not None]
     whole = [parameter for parameter in held if is_whole(parameter)]
     cut = [parameter for parameter in held if not is_whole(parameter)]
     squares = _sum_of_squares(local_gradients(cut), loss_sum.device)
-    squares = (squares + _sum_of_squares(local_gradients(whole), loss_sum.device) / layout.tp) / layout.dp_replicate
+    squares = (squares + _sum_of_squares(local_gradients(whole), loss_sum.device) / layout.tp) / layout.weight_replicas
     loss_sum = loss_sum / layout.tp
     raised = torch.tensor([float(flag) for flag in flags], dtype=torch.float64, device=loss_sum.device)
     sums = torch.cat((torch.stack((loss_sum.to(torch.float64), squares)), raised))
@@ -57,9 +57,9 @@ def sum_step(
 def mean_over_ranks(loss_sum: Tensor, count: int, layout: Layout) -> float:
     """Return the mean loss over all data ranks, whichever ranks have the loss: every rank gets the same number.
 
-    ``count`` is that of this rank's tokens, which every pp and tp rank of a data rank counts equally.
+    ``count`` is that of this rank's tokens, which every pp, cp and tp rank of a data rank counts equally.
     """
-    counted = torch.tensor(count / (layout.tp * layout.pp), dtype=torch.float64, device=loss_sum.device)
+    counted = torch.tensor(count / (layout.tp * layout.cp * layout.pp), dtype=torch.float64, device=loss_sum.device)
     sums = torch.stack((loss_sum.to(torch.float64) / layout.tp, counted))
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])

@@ -96,7 +96,8 @@ class Stepper:
         local_count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
         count = count_over_data(local_count, self._group, self._device)
         on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
-        loss_sum = self._executor.execute(on_device, self._layout.data_ranks / count)
+        averaged_over = self._layout.weight_replicas * self._layout.weight_shards
+        loss_sum = self._executor.execute(on_device, averaged_over / count)
         self._progress.enter_phase("summing gradients")
         parameters = self._optimizer.parameters
         sum_replicated(parameters, self._mesh)
