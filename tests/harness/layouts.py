@@ -14,18 +14,18 @@ from triax.spec.run import Run
 from triax.spec.schedule import SCHEDULES, splits_backward
 
 
-def legal_layouts(run: Run, ranks: int, microbatches: int) -> Iterator[Layout]:
+def legal_layouts(run: Run, ranks: int, microbatches: int, cp: int = 1) -> Iterator[Layout]:
     """Yield every layout of ``run`` on ``ranks``: degrees x ZeRO stage x schedule with its fewest stages on each rank.
 
-    A step is cut into ``microbatches`` where the data ranks' shares allow it.
+    Sequences are cut into ``cp`` parts. A step is cut into ``microbatches`` where the data ranks' shares allow it.
     """
     for pp, dp_replicate, dp_shard, tp in product(divisors(ranks), repeat=4):
         data_ranks = dp_replicate * dp_shard
-        if pp * data_ranks * tp != ranks or run.sequences_per_step % (data_ranks * microbatches):
+        if pp * data_ranks * cp * tp != ranks or run.sequences_per_step % (data_ranks * microbatches):
             continue
         for schedule, zero in product(SCHEDULES, range(4)):
             layout = Layout(
-                pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, tp=tp, zero=zero, schedule=schedule,
+                pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp, zero=zero, schedule=schedule,
                 stages_per_rank=SCHEDULES[schedule].min_stages_per_rank, microbatches=microbatches,
                 sequences_per_microbatch=run.sequences_per_step // data_ranks // microbatches,
             )  # fmt: skip
@@ -40,6 +40,6 @@ def _is_canonical(layout: Layout) -> bool:
     Without a pipeline, schedules only say how long activations live.
     """
     highest = 2 if splits_backward(layout.schedule) else 3
-    if layout.dp_shard == 1 and layout.zero not in (0, highest):
+    if layout.dp_shard * layout.cp == 1 and layout.zero not in (0, highest):
         return False
     return layout.pp > 1 or layout.schedule == "1F1B"

@@ -27,8 +27,10 @@ def _attended(
 ) -> tuple[Tensor, Tensor]:
     keys_BKTH, values_BKTH = _factor(k_BKTH), _factor(v_BKTH)
     groups = k_BKTH.shape[1]
-    out_BNQH = torch.zeros_like(q_BNQH, dtype=_wide(q_BNQH), memory_format=torch.contiguous_format)
-    log_sums_BNQ = torch.full_like(out_BNQH[..., 0], -torch.inf)
+    batch, num_heads, length, width = q_BNQH.shape
+    # Heads of a position lie together, as the projection that comes next reads them: no second copy is kept.
+    out_BNQH = q_BNQH.new_zeros(batch, length, num_heads, width, dtype=_wide(q_BNQH)).transpose(1, 2)
+    log_sums_BNQ = q_BNQH.new_full((batch, num_heads, length), -torch.inf, dtype=_wide(q_BNQH))
     for tile in _tiles(q_BNQH, k_BKTH, first_BQ, stop_BQ):
         scores = _scores(_grouped(q_BNQH, tile, groups), keys_BKTH, tile, scale)
         log_sums = scores.logsumexp(dim=-1, keepdim=True)

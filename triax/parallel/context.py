@@ -87,12 +87,14 @@ def _reordered(x: Tensor, places: Sequence[int]) -> Tensor:
 def first_seen(positions: Tensor, shape: torch.Size, cu_seqlens: Tensor | None, window: int | None) -> Tensor:
     """Return the first position (B, Q) that each of ``positions`` (Q,) sees in sequences of ``shape`` (B, S)."""
     batch, length = shape
-    first = positions.new_zeros(batch, len(positions))
+    first = positions.new_zeros(1, 1)
     if cu_seqlens is not None:
         starts = cu_seqlens[:-1].to(positions.dtype).repeat_interleave(cu_seqlens.diff(), output_size=batch * length)
         rows = torch.arange(batch, device=positions.device).unsqueeze(1) * length
         first = starts.view(batch, length).index_select(1, positions) - rows
-    return first if window is None else torch.maximum(first, positions - window + 1)
+    if window is not None:
+        first = torch.maximum(first, positions - window + 1)
+    return first.expand(batch, len(positions))
 
 
 class _OwnQueries(SplitContext):
@@ -106,36 +108,34 @@ class _OwnQueries(SplitContext):
     ) -> Tensor:  # fmt: skip
         """See ``Context.attend``."""
         batch, length = q_BNSH.shape[0], q_BNSH.shape[2] * self.cp
-        positions = self.positions(length, q_BNSH.device)
-        first = first_seen(positions, torch.Size((batch, length)), cu_seqlens, window)
+        first = first_seen(self.positions(length, q_BNSH.device), torch.Size((batch, length)), cu_seqlens, window)
         scale = q_BNSH.shape[3] ** -0.5 if scale is None else scale
-        attended: Tensor = self.function.apply(q_BNSH, k_BKSH, v_BKSH, first, positions, scale, self)
+        attended: Tensor = self.function.apply(q_BNSH, k_BKSH, v_BKSH, first, scale, self)
         return attended
 
 
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first_BQ: Tensor, positions_Q: Tensor, scale: float,
-        context: SplitContext,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first_BQ: Tensor, scale: float, context: SplitContext
+    ) -> Tensor:
         keys, values = _whole(k, v, context)
-        wide, log_sums = attend_ranges(q, keys, values, first_BQ, _stop(positions_Q, first_BQ), scale)
+        wide, log_sums = attend_ranges(q, keys, values, first_BQ, _stop(first_BQ, context), scale)
         out: Tensor = wide.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, log_sums, first_BQ, positions_Q)
+        ctx.save_for_backward(q, k, v, out, log_sums, first_BQ)
         ctx.scale, ctx.context = scale, context
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, out, log_sums, first_BQ, positions_Q = ctx.saved_tensors
+        q, k, v, out, log_sums, first_BQ = ctx.saved_tensors
         keys, values = _whole(k, v, ctx.context)
-        stop_BQ = _stop(positions_Q, first_BQ)
+        stop_BQ = _stop(first_BQ, ctx.context)
         delta = _delta(grads[0], out, log_sums)
         grad_q, *of_whole = ranges_backward(grads[0], q, keys, values, log_sums, delta, first_BQ, stop_BQ, ctx.scale)
         flat = torch.stack(of_whole).to(k.dtype).flatten(0, 2)
         grad_k, grad_v = summed_part(ctx.context.by_rank(flat), ctx.context.group).view(2, *k.shape)
-        return grad_q.to(q.dtype), grad_k, grad_v, None, None, None, None
+        return grad_q.to(q.dtype), grad_k, grad_v, None, None, None
 
 
 def _whole(k: Tensor, v: Tensor, context: SplitContext) -> Tensor:
@@ -145,8 +145,9 @@ def _whole(k: Tensor, v: Tensor, context: SplitContext) -> Tensor:
     return whole
 
 
-def _stop(positions_Q: Tensor, first_BQ: Tensor) -> Tensor:
-    return (positions_Q + 1).expand_as(first_BQ)
+def _stop(first_BQ: Tensor, context: SplitContext) -> Tensor:
+    """Return the position (B, Q) behind the last that each query here sees: itself."""
+    return (context.positions(first_BQ.shape[1] * context.cp, first_BQ.device) + 1).expand_as(first_BQ)
 
 
 def _delta(grad: Tensor, out: Tensor, log_sums: Tensor) -> Tensor:
@@ -158,32 +159,31 @@ def _delta(grad: Tensor, out: Tensor, log_sums: Tensor) -> Tensor:
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first_BQ: Tensor, positions_Q: Tensor, scale: float,
-        context: SplitContext,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, first_BQ: Tensor, scale: float, context: SplitContext
+    ) -> Tensor:
         held, merged = torch.stack((k, v)), None
         for step in range(context.cp):
             coming = _Passed(held, context) if step < context.cp - 1 else None
-            part = attend_part(q, held[0], held[1], *_of_owner(step, first_BQ, positions_Q, context), scale)
+            part = attend_part(q, held[0], held[1], *_of_owner(step, first_BQ, context), scale)
             merged = part if merged is None else merge_parts(*merged, *part)
             held = coming.wait() if coming is not None else held
         assert merged is not None
         wide, log_sums = merged
         out: Tensor = wide.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, log_sums, first_BQ, positions_Q)
+        ctx.save_for_backward(q, k, v, out, log_sums, first_BQ)
         ctx.scale, ctx.context = scale, context
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        q, k, v, out, log_sums, first_BQ, positions_Q = ctx.saved_tensors
+        q, k, v, out, log_sums, first_BQ = ctx.saved_tensors
         context: SplitContext = ctx.context
         delta = _delta(grads[0], out, log_sums)
         grad_q = torch.zeros_like(q, dtype=log_sums.dtype)
         held, returning = torch.stack((k, v)), None
         for step in range(context.cp):
             coming = _Passed(held, context) if step < context.cp - 1 else None
-            ranges = _of_owner(step, first_BQ, positions_Q, context)
+            ranges = _of_owner(step, first_BQ, context)
             of_queries, *of_held = ranges_backward(grads[0], q, held[0], held[1], log_sums, delta, *ranges, ctx.scale)
             grad_q += of_queries
             grad_held = torch.stack(of_held)
@@ -193,18 +193,18 @@ class _Ring(torch.autograd.Function):
             held = coming.wait() if coming is not None else held
         assert returning is not None
         grad_k, grad_v = returning.wait().to(k.dtype)
-        return grad_q.to(q.dtype), grad_k, grad_v, None, None, None, None
+        return grad_q.to(q.dtype), grad_k, grad_v, None, None, None
 
 
-def _of_owner(step: int, first_BQ: Tensor, positions_Q: Tensor, context: SplitContext) -> tuple[Tensor, Tensor]:
+def _of_owner(step: int, first_BQ: Tensor, context: SplitContext) -> tuple[Tensor, Tensor]:
     """Return which of the keys that are here after ``step`` steps each query sees: places of the first and the stop.
 
     Keys stand in the order of their positions, so those between two positions stand together.
     """
     owner = (context.cp_index - step) % context.cp
-    keys = context.positions(len(positions_Q) * context.cp, positions_Q.device, owner)
-    stop = torch.searchsorted(keys, positions_Q + 1)
-    return torch.searchsorted(keys, first_BQ), stop.expand_as(first_BQ)
+    keys = context.positions(first_BQ.shape[1] * context.cp, first_BQ.device, owner)
+    first, stop = (torch.searchsorted(keys, place.contiguous()) for place in (first_BQ, _stop(first_BQ, context)))
+    return first, stop
 
 
 class _Passed:
