@@ -33,10 +33,12 @@ def _attended(
     log_sums_BNQ = q_BNQH.new_full((batch, num_heads, length), -torch.inf, dtype=_wide(q_BNQH))
     for tile in _tiles(q_BNQH, k_BKTH, first_BQ, stop_BQ):
         scores = _scores(_grouped(q_BNQH, tile, groups), keys_BKTH, tile, scale)
-        log_sums = scores.logsumexp(dim=-1, keepdim=True)
-        powers = scores.sub_(log_sums.masked_fill(log_sums == -torch.inf, 0)).exp_()
-        out_BNQH[:, :, tile.queries] = _ungrouped(_product(powers, values_BKTH[:, :, tile.keys]), tile)
-        log_sums_BNQ[:, :, tile.queries] = _ungrouped(log_sums, tile).squeeze(-1)
+        highest = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+        powers = scores.sub_(highest).exp_()
+        sums = powers.sum(dim=-1, keepdim=True)
+        out = _product(powers, values_BKTH[:, :, tile.keys]).div_(sums.clamp(min=torch.finfo(scores.dtype).tiny))
+        out_BNQH[:, :, tile.queries] = _ungrouped(out, tile)
+        log_sums_BNQ[:, :, tile.queries] = _ungrouped(sums.log_().add_(highest), tile).squeeze(-1)
     return out_BNQH, log_sums_BNQ
 
 
@@ -83,12 +85,14 @@ def ranges_backward(
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some queries, the keys that any of them sees, and which of them does not see which."""
+    """Some queries, and the keys that any of them sees."""
 
     queries: slice
     keys: slice
-    hidden: Tensor | None
-    """(B, 1, 1, rows, keys); None where each sees all."""
+    first: Tensor
+    """(B, 1, 1, rows, 1)"""
+    stop: Tensor
+    """(B, 1, 1, rows, 1)"""
 
     @property
     def num_rows(self) -> int:
@@ -106,9 +110,7 @@ def _tiles(q_BNQH: Tensor, k_BKTH: Tensor, first_BQ: Tensor, stop_BQ: Tensor) ->
         if not bool(sees.any()):
             continue
         keys = slice(int(first[sees].min()), int(stop[sees].max()))
-        places = torch.arange(keys.start, keys.stop, device=q_BNQH.device)
-        hidden = (places < first.unsqueeze(-1)) | (places >= stop.unsqueeze(-1))
-        yield _Tile(queries, keys, hidden[:, None, None] if bool(hidden.any()) else None)
+        yield _Tile(queries, keys, first[:, None, None, :, None], stop[:, None, None, :, None])
 
 
 def _grouped(x_BNQH: Tensor, tile: _Tile, groups: int) -> Tensor:
@@ -126,8 +128,13 @@ def _ungrouped(rows: Tensor, tile: _Tile) -> Tensor:
 def _scores(queries: Tensor, keys_BKTH: Tensor, tile: _Tile, scale: float) -> Tensor:
     """Return (B, K, N/K * rows, keys), -inf where a query does not see a key."""
     scores = _product(queries, keys_BKTH[:, :, tile.keys].mT).mul_(scale)
-    if tile.hidden is not None:
-        scores.unflatten(2, (-1, tile.num_rows)).masked_fill_(tile.hidden, -torch.inf)
+    places = torch.arange(tile.keys.start, tile.keys.stop, device=scores.device)
+    # Keys between the last first and the first stop are seen by all: most of them, so that masks are small.
+    before = max(int(tile.first.max()) - tile.keys.start, 0)
+    behind = max(int(tile.stop.min()) - tile.keys.start, 0)
+    of_rows = scores.unflatten(2, (-1, tile.num_rows))
+    of_rows[..., :before].masked_fill_(places[:before] < tile.first, -torch.inf)
+    of_rows[..., behind:].masked_fill_(places[behind:] >= tile.stop, -torch.inf)
     return scores
 
 
