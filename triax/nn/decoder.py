@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor, nn
 
 from triax.nn.attention import Attention
+from triax.nn.embedding import Embedding
 from triax.nn.feed_forward import FeedForward
 from triax.nn.loss import Vocabulary, cross_entropy_sum
 from triax.nn.moe import MixtureOfExperts
@@ -72,7 +73,7 @@ class Decoder(nn.Module):
         self.vocabulary = Vocabulary()
         indices = range(model.num_hidden_layers) if layers is None else layers
         has_table = is_first or (is_last and model.tie_word_embeddings)
-        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size) if has_table else None
+        self.embed_tokens = Embedding(model.vocab_size, model.hidden_size) if has_table else None
         self.layers = nn.ModuleDict({str(index): Layer(model, index) for index in indices})
         self.norm = RMSNorm(model.hidden_size, model) if is_last else None
         has_own_head = is_last and not model.tie_word_embeddings

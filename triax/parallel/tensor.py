@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from triax.nn.decoder import Decoder
+from triax.nn.embedding import look_up
 from triax.nn.loss import Vocabulary
 from triax.nn.moe import MixtureOfExperts, Router
 from triax.nn.norm import RMSNorm
@@ -167,9 +168,7 @@ class VocabularyEmbedding(nn.Embedding):
         is_here = (tokens_BS >= start) & (tokens_BS < start + rows.shape[0])
         places = torch.where(is_here, tokens_BS - start, 0)
         # A rank without rows still takes part in the sum, and in autograd.
-        found = (
-            F.embedding(places, rows) if rows.shape[0] else rows.sum() + rows.new_zeros(*places.shape, rows.shape[1])
-        )
+        found = look_up(rows, places) if rows.shape[0] else rows.sum() + rows.new_zeros(*places.shape, rows.shape[1])
         return scatter_sequence(found * is_here.unsqueeze(-1), self.group)
 
 

@@ -28,6 +28,7 @@ LOSS: Final = {"fp64": 1e-9, "fp32": 2e-6, "bf16": 3e-3}
 
 def relative_difference(actual: Tensor, expected: Tensor) -> float:
     """Return max|actual - expected| / max|expected|; infinite where shapes or finiteness differ."""
+    actual, expected = actual.detach(), expected.detach()
     if actual.shape != expected.shape or not bool(actual.isfinite().all()):
         return float("inf")
     if not expected.numel():
