@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tests.spec.run_files import Said, smallest, write
 from triax.cli import run
-from triax.cli.data import rendered
+from triax.cli.samples import rendered
 from triax.data.batch import batches_of
 from triax.data.corpus import corpus_of
 from triax.data.files import find_files

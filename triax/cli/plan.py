@@ -4,10 +4,11 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from triax.cli.files import write_json, write_text
 from triax.errors import BadInput
 from triax.units import format_bytes, format_count, parse_count
 
@@ -123,7 +124,7 @@ def _best(
     if output is not None:
         _write_plan(answer, output)
     if json_file is not None:
-        _write_json(answer.as_json(), json_file)
+        write_json(answer.as_json(), json_file)
     if json_file != "-":
         _print(page(answer))
 
@@ -158,23 +159,7 @@ def _write_plan(answer: "Answer", path: Path) -> None:
 
     made = answer.plan()
     require_legal(made.layout, made.run, made.cluster)
-    _write(path, json.dumps(plan_as_json(made), indent=2) + "\n")
-
-
-def _write_json(value: dict[str, Any], where: str) -> None:
-    text = json.dumps(value, indent=2)
-    if where == "-":
-        print(text)
-    else:
-        _write(Path(where), text + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "no such path can be"
-        raise BadInput(f"{path} cannot be written: {reason[:1].lower()}{reason[1:]}.") from None
+    write_text(path, json.dumps(plan_as_json(made), indent=2) + "\n")
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -225,7 +210,7 @@ def _size(
              "layout": each.ranking.candidates.layout(0).model_dump(mode="json"), "is_chosen": each is chosen}
             for each in tried
         ]  # fmt: skip
-        _write_json({"format_version": 1, "wish": wish, "sizes": rows}, json_file)
+        write_json({"format_version": 1, "wish": wish, "sizes": rows}, json_file)
     if json_file != "-":
         _print(sizes_page(question, tried, chosen, wish))
 
@@ -242,7 +227,7 @@ def _largest(question: "Question", json_file: str | None, *, is_deepest: bool) -
     if found == 0:
         raise BadInput(f"not even the least number of {what} fits {case.machine.name}: use more or larger cards.")
     if json_file is not None:
-        _write_json({"format_version": 1, "what": what, "most": found}, json_file)
+        write_json({"format_version": 1, "what": what, "most": found}, json_file)
     if json_file != "-":
         _print([*top(question), f"  at most {found:,} {what} fit (to one part in 32)"])
 
@@ -269,6 +254,6 @@ def _serve(question: "Question", precision: str, context: int, json_file: str | 
         )
     if json_file is not None:
         rows = [asdict(row) | {"tokens_per_s": row.tokens_per_s, "cards": row.cards} for row in found]
-        _write_json({"format_version": 1, "servings": rows}, json_file)
+        write_json({"format_version": 1, "servings": rows}, json_file)
     if json_file != "-":
         _print(inference_page(question, found, precision))

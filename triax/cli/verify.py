@@ -1,22 +1,20 @@
 """How is it shown that a layout trains as one process does? Reference, ranks, and a table of what they came to."""
 
-import json
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from triax.cli.files import write_json
 from triax.errors import BadInput, TriaxError
 from triax.units import format_count
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from triax.spec.layout import Layout
     from triax.spec.run import Run
     from triax.verify.finding import Finding
@@ -52,6 +50,8 @@ def verify_layout(
     Both train a few steps: one process by a plain loop, and local ranks in the layout by what trains any run. Losses,
     outputs, gradients, norms and weights are compared, and the first that differs is named.
     """
+    from rich.console import Console
+
     from triax.verify.shrink import small_cases, whole_cases
 
     if "RANK" in os.environ:
@@ -61,7 +61,7 @@ def verify_layout(
     console = Console(stderr=json_file == "-", soft_wrap=True, highlight=False, markup=False, emoji=False)
     compared = [_compare(run, case, full, console) for case in cases]
     if json_file is not None:
-        _write_json(json_file, asked, precision, list(zip(cases, compared, strict=True)))
+        _write_findings(json_file, asked, precision, list(zip(cases, compared, strict=True)))
     for case, findings in zip(cases, compared, strict=True):
         first = _first(findings)
         if first is not None:
@@ -100,7 +100,7 @@ def _layout_of(run: "Run") -> "Layout":
     return resolve_layout(run, prod(getattr(run.layout, axis) or 1 for axis in AXES))
 
 
-def _compare(run: "Run", case: "Case", full: bool, console: Console) -> "list[Finding]":
+def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[Finding]":
     """Train ``case`` on both sides and show how they compare."""
     from triax.launch.agent import run_workers, warm_up
 
@@ -155,7 +155,7 @@ def _counted(count: int, what: str, plural: str = "s") -> str:
     return f"{count} {what}{plural if count != 1 else ''}"
 
 
-def _show(findings: "Sequence[Finding]", console: Console) -> None:
+def _show(findings: "Sequence[Finding]", console: "Console") -> None:
     """Print a row for each step, module and weight."""
     steps = sorted({f.step for f in findings if f.kind in ("loss", "norm")})
     _print_table(
@@ -181,7 +181,7 @@ def _cell(findings: "Sequence[Finding]", kind: str, name: str, step: int | None 
     return "equal" if worst.verdict == "equal" else f"{worst.verdict} {worst.difference:.1e}"
 
 
-def _print_table(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_table(console: "Console", head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         return
     if not console.is_terminal:
@@ -190,6 +190,9 @@ def _print_table(console: Console, head: Sequence[str], rows: Sequence[Sequence[
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             console.print("  ".join(cells).rstrip())
         return
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(*head, box=None, header_style="bold", pad_edge=False)
     styles = {"different": "bold red", "equal": "dim"}
     for row in rows:
@@ -224,7 +227,7 @@ def _agreement(asked: "Layout", precision: str, steps: int, compared: "Sequence[
     )
 
 
-def _write_json(
+def _write_findings(
     file: str, asked: "Layout", precision: str, compared: "Sequence[tuple[Case, Sequence[Finding]]]"
 ) -> None:
     cases: list[dict[str, Any]] = []
@@ -243,11 +246,4 @@ def _write_json(
         "format_version": 1, "layout": asked.model_dump(mode="json"), "precision": precision,
         "equal": all(case["first_difference"] is None for case in cases), "cases": cases,
     }  # fmt: skip
-    text = json.dumps(said, indent=1) + "\n"
-    if file == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--json {file} cannot be written: {error.strerror}.") from None
+    write_json(said, file)
