@@ -8,11 +8,7 @@ same decoder under DDP.
 """
 
 import argparse
-import dataclasses
-import json
-import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,29 +18,30 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.paired import initial_decoder, make_run, ratio, read_batches, take_turns, triax_steps
+from benchmarks.output import write_json
+from benchmarks.paired import (
+    Order,
+    compare,
+    initial_decoder,
+    ratio,
+    read_batches,
+    take_turns,
+    tokens_per_s,
+    triax_steps,
+)
 from triax.data.batch import Batches
-from triax.launch.agent import run_workers, warm_up
+from triax.launch.agent import warm_up
 from triax.parallel.launch import peers, process_from_environment
 from triax.spec.layout import Layout
 from triax.spec.run import Run
-from triax.train.corpus import prepare_tokens
 
+SEQUENCES = 8
+"""Of one step, on each rank."""
 MICROBATCHES = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What each rank is told."""
-
-    run: str
-    zero: int
-    pairs: int
-    folder: str
-
-
 def _microbatches(run: Run, batches: Batches) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    size = 8 // MICROBATCHES
+    size = SEQUENCES // MICROBATCHES
     rank, world = dist.get_rank(), dist.get_world_size()
     cut = (batches.microbatch(0, index, rank, world, size, MICROBATCHES) for index in range(MICROBATCHES))
     arrays = ((batch.tokens, batch.positions, batch.labels) for batch in cut)
@@ -102,23 +99,25 @@ def ddp_steps(run: Run, batches: Batches) -> Callable[[], None]:
 
 def work(order: Order) -> None:
     """Measure on one rank; rank 0 writes what it saw."""
-    run = Run.model_validate_json(order.run)
+    run, layout = Run.model_validate_json(order.run), Layout.model_validate_json(order.layout)
     process = process_from_environment()
     with peers(process, 300.0):
         batches = read_batches(run)
-        degree = {"dp_replicate" if order.zero == 0 else "dp_shard": process.world_size}
-        step = {"sequences_per_microbatch": 8 // MICROBATCHES, "microbatches": MICROBATCHES}
-        layout = Layout.model_validate(degree | step | {"zero": order.zero})
-        seconds = take_turns(
-            {
-                "triax": triax_steps(run, layout, process, batches, Path(order.folder)),
-                "bare": bare_steps(run, order.zero, batches),
-                "ddp": ddp_steps(run, batches),
-            },
-            order.pairs,
-        )
+        programs = {
+            "triax": triax_steps(run, layout, process, batches, Path(order.folder)),
+            "bare": bare_steps(run, layout.zero, batches),
+            "ddp": ddp_steps(run, batches),
+        }
+        seconds = take_turns(programs, order.pairs)
         if process.rank == 0:
-            (Path(order.folder) / "seconds.json").write_text(json.dumps(seconds))
+            order.save(seconds)
+
+
+def layout_of(zero: int, ranks: int) -> Layout:
+    """Return the layout of data parallelism alone in stage ``zero``."""
+    degree = {"dp_replicate" if zero == 0 else "dp_shard": ranks}
+    step = {"sequences_per_microbatch": SEQUENCES // MICROBATCHES, "microbatches": MICROBATCHES}
+    return Layout.model_validate(degree | step | {"zero": zero})
 
 
 def main() -> int:
@@ -133,27 +132,17 @@ def main() -> int:
     rows = []
     for ranks in arguments.ranks:
         for zero in arguments.stages:
-            with tempfile.TemporaryDirectory() as scratch:
-                run = make_run(Path(scratch), 8 * ranks)
-                prepare_tokens(run)
-                ended = run_workers(work, Order(run.model_dump_json(), zero, arguments.pairs, scratch), ranks, 60)
-                if ended.code:
-                    return ended.code
-                seconds = json.loads((Path(scratch) / "seconds.json").read_text())
+            run, seconds = compare(work, layout_of(zero, ranks), SEQUENCES * ranks, arguments.pairs)
             rows.append(
                 {
                     "ranks": ranks,
                     "zero": zero,
-                    "tokens_per_s": {name: run.tokens_per_step / statistics.median(s) for name, s in seconds.items()},
+                    "tokens_per_s": tokens_per_s(run, seconds),
                     "triax_over_bare": ratio(seconds["bare"], seconds["triax"]),
                     "triax_over_ddp": ratio(seconds["ddp"], seconds["triax"]),
                 }
             )
-    text = json.dumps({"pairs": arguments.pairs, "rows": rows}, indent=1)
-    if arguments.json == "-":
-        print(text)
-    else:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    write_json({"pairs": arguments.pairs, "rows": rows}, arguments.json)
     return 0
 
 

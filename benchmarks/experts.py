@@ -7,16 +7,15 @@ are compared first. One rank, one thread for each core it is given.
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from benchmarks.output import write_json
 from benchmarks.paired import ratio, take_turns
 from triax.nn.moe import Experts, MixtureOfExperts, one_by_one
 from triax.parallel.launch import peers, process_from_environment
@@ -91,11 +90,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with peers(process_from_environment(), 60):
         rows = [row(*case, arguments.pairs) for case in CASES]
-    text = json.dumps({"pairs": arguments.pairs, "tokens": TOKENS, "rows": rows}, indent=1)
-    if arguments.json == "-":
-        print(text)
-    else:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    write_json({"pairs": arguments.pairs, "tokens": TOKENS, "rows": rows}, arguments.json)
     return 0
 
 

@@ -4,15 +4,19 @@ Every program of a comparison runs on the same ranks with the same weights and t
 adjacent steps; their interval is the central 95 % of bootstrapped medians.
 """
 
+import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 
 from triax.data.batch import Batches, batches_of
+from triax.launch.agent import run_workers
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
 from triax.parallel.launch import Process
@@ -32,6 +36,45 @@ from triax.watch.metrics import StepRecord
 
 _WARM_UP = 2
 """Turns that are taken and not counted."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What each rank is told."""
+
+    run: str
+    """The run as JSON."""
+    layout: str
+    """The layout as JSON."""
+    pairs: int
+    folder: str
+
+    def save(self, seconds: Mapping[str, list[float]]) -> None:
+        """Leave what ``take_turns`` returned for the process that started the ranks; rank 0 alone calls this."""
+        (Path(self.folder) / "seconds.json").write_text(json.dumps(seconds))
+
+
+def compare(
+    work: Callable[[Order], None], layout: Layout, sequences_per_step: int, pairs: int
+) -> tuple[Run, dict[str, list[float]]]:
+    """Return the run that the ranks of ``layout`` have trained by ``work``, and what rank 0 has saved of it.
+
+    Ends this process where a rank fails.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        run = make_run(Path(scratch), sequences_per_step)
+        prepare_tokens(run)
+        order = Order(run.model_dump_json(), layout.model_dump_json(), pairs, scratch)
+        ended = run_workers(work, order, layout.world_size, 60)
+        if ended.code:
+            raise SystemExit(ended.code)
+        seconds: dict[str, list[float]] = json.loads((Path(scratch) / "seconds.json").read_text())
+    return run, seconds
+
+
+def tokens_per_s(run: Run, seconds: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the median rate of each program."""
+    return {name: run.tokens_per_step / statistics.median(taken) for name, taken in seconds.items()}
 
 
 def make_run(folder: Path, sequences_per_step: int) -> Run:

@@ -8,7 +8,6 @@ laying out the network, and one step.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -16,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.output import write_json
 
 HELP_REPETITIONS = 5
 RUN_FILE = """
@@ -83,7 +84,7 @@ def main() -> int:
             began_s = time.perf_counter()
             train_s.append(first_step_s(command, folder / run_dir, folder))
             whole_s.append(time.perf_counter() - began_s)
-    text = json.dumps(
+    write_json(
         {
             "ranks": arguments.ranks,
             "cores": os.cpu_count(),
@@ -92,12 +93,8 @@ def main() -> int:
             "whole_command_s": statistics.median(whole_s),
             "repetitions": {"help_s": help_s, "first_step_s": train_s, "whole_command_s": whole_s},
         },
-        indent=1,
+        arguments.json,
     )
-    if arguments.json == "-":
-        print(text)
-    else:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
     return 0
 
 

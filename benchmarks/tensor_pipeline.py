@@ -9,11 +9,7 @@ all are the same mathematics.
 """
 
 import argparse
-import dataclasses
-import json
-import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -34,9 +30,19 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.paired import initial_decoder, make_run, ratio, read_batches, take_turns, triax_steps
+from benchmarks.output import write_json
+from benchmarks.paired import (
+    Order,
+    compare,
+    initial_decoder,
+    ratio,
+    read_batches,
+    take_turns,
+    tokens_per_s,
+    triax_steps,
+)
 from triax.data.batch import Batches
-from triax.launch.agent import run_workers, warm_up
+from triax.launch.agent import warm_up
 from triax.nn.decoder import Decoder
 from triax.nn.rope import Rotation
 from triax.parallel.launch import peers, process_from_environment
@@ -44,20 +50,9 @@ from triax.spec.layout import Layout
 from triax.spec.load import layout_words
 from triax.spec.run import Run
 from triax.spec.stages import stage_layers
-from triax.train.corpus import prepare_tokens
 
 SEQUENCES = 8
 """Of one step, whatever the layout: 2,048 tokens."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """What each rank is told."""
-
-    run: str
-    layout: str
-    pairs: int
-    folder: str
 
 
 class Stage(nn.Module):
@@ -213,7 +208,7 @@ def work(order: Order) -> None:
             assert abs(loss - first_losses["alone"]) < 1e-4, f"{name} starts at {first_losses}"
         seconds = take_turns(programs, order.pairs)
         if process.rank == 0:
-            (Path(order.folder) / "seconds.json").write_text(json.dumps(seconds))
+            order.save(seconds)
 
 
 def _known(loss: float) -> float:
@@ -236,27 +231,16 @@ def main() -> int:
         said = dict(word.removeprefix("layout.").split("=") for word in layout_words(words))
         layout = Layout.model_validate({key: int(value) for key, value in said.items()})
         layout = layout.model_copy(update={"sequences_per_microbatch": SEQUENCES // layout.microbatches})
-        with tempfile.TemporaryDirectory() as scratch:
-            run = make_run(Path(scratch), SEQUENCES)
-            prepare_tokens(run)
-            order = Order(run.model_dump_json(), layout.model_dump_json(), arguments.pairs, scratch)
-            ended = run_workers(work, order, layout.world_size, 60)
-            if ended.code:
-                return ended.code
-            seconds = json.loads((Path(scratch) / "seconds.json").read_text())
+        run, seconds = compare(work, layout, SEQUENCES, arguments.pairs)
         rows.append(
             {
                 "layout": layout.describe(),
-                "tokens_per_s": {name: run.tokens_per_step / statistics.median(s) for name, s in seconds.items()},
+                "tokens_per_s": tokens_per_s(run, seconds),
                 "triax_over_dtensor": ratio(seconds["dtensor"], seconds["triax"]),
                 "triax_over_one_rank": ratio(seconds["alone"], seconds["triax"]),
             }
         )
-    text = json.dumps({"pairs": arguments.pairs, "rows": rows}, indent=1)
-    if arguments.json == "-":
-        print(text)
-    else:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
+    write_json({"pairs": arguments.pairs, "rows": rows}, arguments.json)
     return 0
 
 
