@@ -11,16 +11,13 @@ from torch.distributed.tensor import DTensor
 from tests.harness.pieces import Pieces, pieces_of, put_together
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import MadeUpSequences
-from triax.parallel.expert import ExpertLoad
-from triax.parallel.mesh import build_mesh
-from triax.parallel.place import initialise, make_executor, place
-from triax.parallel.tied import TiedEmbedding
+from triax.parallel.launch import Process
+from triax.parallel.place import initialise
+from triax.parallel.progress import Progress
 from triax.spec.layout import Layout
 from triax.spec.run import Run
-from triax.spec.schedule import build
 from triax.spec.weights import weights_table
-from triax.train.optimizer import Optimizer
-from triax.train.step import Stepper
+from triax.train.assemble import assemble
 from triax.verify.reference import train_plainly
 
 CPU = torch.device("cpu")
@@ -44,20 +41,15 @@ class Engine:
 
     def __init__(self, run: Run, layout: Layout, rank: int) -> None:
         self.run, self.layout = run, layout
-        self.mesh = build_mesh(layout, "cpu")
-        self.stages = place(run.model, layout, run.precision, self.mesh, CPU)
-        initialise(self.stages, run.model, run.train.seed, layout)
-        self.optimizer = Optimizer(self.stages, run.model, run.optimizer, CPU)
-        table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
         self.data_rank = layout.data_rank(rank)
         self.sequences = MadeUpSequences(run.model.vocab_size, run.data.seq_len)
-        self.executor = make_executor(table, self.stages, layout, run.precision, self.mesh, run.data.seq_len, CPU)
-        tied = TiedEmbedding(self.stages, layout, table)
-        load = ExpertLoad(self.stages, run.model, CPU)
-        nowhere: Any = None
-        self.stepper = Stepper(
-            run, layout, self.executor, self.optimizer, nowhere, tied, load, self.mesh, self.data_rank, CPU
-        )
+        process = Process(rank, layout.world_size, rank, layout.world_size, CPU)
+        nowhere: Any = None  # batches are handed to the stepper
+        parts = assemble(run, layout, process, nowhere, Progress())
+        self.mesh, self.stages, self.optimizer = parts.mesh, parts.stages, parts.optimizer
+        self.executor, self.stepper = parts.executor, parts.stepper
+        initialise(self.stages, run.model, run.train.seed, layout)
+        self.optimizer.copy_tied()
 
     def step(self, step: int) -> Any:
         """Take one step and return its report."""

@@ -99,26 +99,24 @@ def save_sharded(rank: int, world: int, start: str, folder: str) -> None:
     assert outcome.ok, outcome.reason
 
 
-def test_fused_weights_of_several_ranks_are_joined(tmp_path: Path) -> None:
-    """phi3: queries, keys and values are one tensor outside, and three that are each cut over three ranks inside."""
-    model = make("phi3")
-    import_folder(save(model, tmp_path / "in"), tmp_path / "start")
-    run_ranks(save_sharded, 3, str(tmp_path / "start"), str(tmp_path / "run" / "checkpoints"))
-    export_checkpoint(tmp_path / "run", tmp_path / "out", "fp32")
-    before, after = load_file(tmp_path / "in" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+def assert_three_ranks_export_what_came_in(model: Any, folder: Path) -> None:
+    """Every tensor of ``model``, imported, saved by three ranks that share it, and exported, has its bits."""
+    import_folder(save(model, folder / "in"), folder / "start")
+    run_ranks(save_sharded, 3, str(folder / "start"), str(folder / "run" / "checkpoints"))
+    export_checkpoint(folder / "run", folder / "out", "fp32")
+    before, after = load_file(folder / "in" / "model.safetensors"), load_file(folder / "out" / "model.safetensors")
     assert after.keys() == before.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_fused_weights_of_several_ranks_are_joined(tmp_path: Path) -> None:
+    """phi3: queries, keys and values are one tensor outside, and three that are each cut over three ranks inside."""
+    assert_three_ranks_export_what_came_in(make("phi3"), tmp_path)
 
 
 def test_experts_of_several_ranks_become_tensors_of_their_own(tmp_path: Path) -> None:
     """Rows of all experts together are cut over three ranks, in the middle of experts too."""
-    model = make("mixtral", num_local_experts=4)
-    import_folder(save(model, tmp_path / "in"), tmp_path / "start")
-    run_ranks(save_sharded, 3, str(tmp_path / "start"), str(tmp_path / "run" / "checkpoints"))
-    export_checkpoint(tmp_path / "run", tmp_path / "out", "fp32")
-    before, after = load_file(tmp_path / "in" / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
-    assert after.keys() == before.keys()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert_three_ranks_export_what_came_in(make("mixtral", num_local_experts=4), tmp_path)
 
 
 def test_what_rounding_changes_is_measured(tmp_path: Path) -> None:

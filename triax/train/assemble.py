@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch.distributed.device_mesh import DeviceMesh
+
 from triax.data.batch import Batches
 from triax.nn.decoder import Decoder
+from triax.parallel.execute import Executor
 from triax.parallel.expert import ExpertLoad
 from triax.parallel.launch import Process
 from triax.parallel.mesh import build_mesh
@@ -22,9 +25,11 @@ from triax.train.step import Stepper
 class Parts:
     """What takes steps on one rank."""
 
+    mesh: DeviceMesh
     stages: Sequence[Decoder]
     """This rank's, with memory but without values: fill them, and call ``optimizer.copy_tied`` then."""
     optimizer: Optimizer
+    executor: Executor
     stepper: Stepper
 
 
@@ -40,4 +45,4 @@ def assemble(run: Run, layout: Layout, process: Process, batches: Batches, progr
     load = ExpertLoad(stages, run.model, device)
     data_rank = layout.data_rank(process.rank)
     stepper = Stepper(run, layout, executor, optimizer, batches, tied, load, mesh, data_rank, device, progress)
-    return Parts(stages, optimizer, stepper)
+    return Parts(mesh, stages, optimizer, executor, stepper)
