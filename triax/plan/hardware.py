@@ -9,7 +9,6 @@ from typing import Literal
 
 MatmulDtype = Literal["fp32", "fp16", "bf16", "fp8", "fp4"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 @dataclass(frozen=True, slots=True)

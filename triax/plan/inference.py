@@ -55,11 +55,6 @@ class Serving:
         """Tokens written by all sequences together."""
         return self.batch / self.token_s
 
-    @property
-    def is_bound_by_cache(self) -> bool:
-        """Keys and values fill more of the memory than weights do."""
-        return self.cache_bytes > self.weights_bytes
-
 
 def cache_bytes_per_token(network: Network, context: int) -> float:
     """Return bytes of keys and values of one position in all layers, at ``context`` positions a sequence.
