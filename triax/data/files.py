@@ -84,9 +84,9 @@ def find_files(
 
     Folders, also those a pattern matches, are searched to any depth for files ending in one of ``extensions``, or,
     where none is given, in what ``file_format`` reads (``ENDINGS``); names that start with a dot are left out. A folder
-    that Hugging Face ``datasets`` saved stands for its Arrow files. Raises BadInput where a word stands for nothing,
-    where two stand for the same file (of two names in one folder the file counts, not the link), and where ``auto`` cannot tell what a file is, or which of several kinds in a
-    folder is meant.
+    that Hugging Face ``datasets`` saved stands for its Arrow files. Of two names in one folder for one file the file
+    itself counts. Raises BadInput where a word stands for nothing, where two words stand for the same file, and where
+    ``auto`` cannot tell what a file is, or which of several kinds in a folder is meant.
     """
     endings = tuple(f".{ending.lower().removeprefix('.')}" for ending in extensions)
     wanted = _Wanted(file_format, endings or _endings(file_format), token_dtype)
