@@ -111,6 +111,7 @@ class RunFolder:
         path = self.path / name
         while True:
             try:
+                self.path.mkdir(parents=True, exist_ok=True)
                 lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise self._unwritable(error) from None
