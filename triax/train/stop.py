@@ -13,7 +13,7 @@ from typing import Any, Final
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """From a cluster or a person, from a keyboard, Slurm's notice, and a terminal that went away."""
 
-_AGAIN_AFTER_S: Final = 0.02
+_AGAIN_AFTER_S: Final = 0.1
 """After which a signal is sent again that came where nothing can be raised."""
 
 
