@@ -44,7 +44,7 @@ def start_training(
         raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
     with ExitStack() as held:
         # Until a rank takes over the signals that ask for an end: nothing was done yet, so nothing is lost.
-        with raised_by_signals(Preempted("stopped before the first step, as asked; the same command starts again.")):
+        with raised_by_signals(_stopped_early()):
             plan, text = _read(target, [*overrides, *layout_words(layout or "")], rank, num_ranks)
             folder = _folder_of(target, run_dir)
             if rank is None:
@@ -57,9 +57,13 @@ def start_training(
                 order = _prepare_as_started(plan, folder, rank, text, quiet, held)
             from triax.train.worker import leave, train_as_rank
         code = train_as_rank(order)
-        if code and rank is not None:
-            leave(code)
-        return code
+    if code and rank is not None:
+        leave(code)
+    return code
+
+
+def _stopped_early() -> Preempted:
+    return Preempted("stopped before the first step, as asked; the same command starts again.")
 
 
 def _read(target: Path, overrides: list[str], rank: "Rank | None", num_ranks: int | None) -> tuple[Plan, str]:
@@ -220,6 +224,8 @@ def _run_workers(plan: Plan, folder: "RunFolder", order: "Order") -> int:
     places = make_places(folder.places, ranks)
     ended = run_workers(work, order, ranks, shutdown_s=int(plan.run.train.timeout_s))
     if ended.code == REQUEUE and not folder.stopped.exists():
+        if not any(places.phase(rank) for rank in range(ranks)):
+            raise _stopped_early()
         raise TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
     reason = explanation(places, plan.layout, ended.wordless) if ended.code == 1 else ""
     if reason:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from triax.cli.files import write_json
-from triax.errors import BadInput, TriaxError
+from triax.errors import BadInput, Interrupted, TriaxError
 from triax.units import format_count
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _layout_of(run: "Run") -> "Layout":
 
 def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[Finding]":
     """Train ``case`` on both sides and show how they compare."""
-    from triax.launch.agent import run_workers, warm_up
+    from triax.launch.agent import REQUEUE, run_workers, warm_up
 
     ranks = case.layout.world_size
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # both sides compute on CPUs
@@ -126,7 +126,9 @@ def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[
             case.run.model_dump_json(), case.layout.model_dump_json(), corpus.address,
             str(folder / "reference.safetensors"), str(folder), str(folder / "places"),
         )  # fmt: skip
-        ended = run_workers(work, order, ranks, shutdown_s=5)
+        ended = run_workers(work, order, ranks, shutdown_s=0)  # there is nothing to save
+        if ended.code == REQUEUE:
+            raise Interrupted("interrupted.")
         if ended.code:
             reason = explanation(places, case.layout, ended.wordless) or "a rank failed, see above."
             raise TriaxError(f"{case.layout.describe()} could not be compared: {reason}")

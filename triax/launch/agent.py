@@ -4,6 +4,7 @@ Importing torch costs seconds for each process. A fork server imports it once, w
 arguments, and every worker is then a fork of it.
 """
 
+import atexit
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -13,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
 from typing import Final, TypeVar
@@ -43,6 +44,15 @@ def warm_up(*modules: str, num_ranks: int) -> None:
                 start()
     except OSError as error:
         raise _no_scratch(error) from None
+    atexit.register(_end_fork_server)
+
+
+def _end_fork_server() -> None:
+    """Once this process leaves, nobody asks its fork server for anything; it may still be importing, for seconds."""
+    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +78,20 @@ def run_workers(work: Callable[[Order], None], order: Order, num_ranks: int, shu
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from triax.launch.elastic import run_agent
 
     _silence("torch.distributed.elastic", "torch.multiprocessing.spawn")
     try:
-        with _scratch_folder() as scratch, _raised_once(SignalException):
+        with _scratch_folder() as scratch, raised_once(SignalException) as uncut:
             config = LaunchConfig(
                 min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id="triax", max_restarts=0,
                 rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="forkserver", monitor_interval=0.1,
                 logs_specs=DefaultLogsSpecs(log_dir=scratch), shutdown_timeout=shutdown_s, local_addr="localhost",
                 signals_to_handle="SIGQUIT",
             )  # fmt: skip
-            elastic_launch(config, _be_worker)(work, order, shutdown_s)
+            run_agent(config, _be_worker, (work, order, shutdown_s), uncut)
     except ChildFailedError as error:
         return ended({rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException:
@@ -121,23 +133,41 @@ def _held_back() -> Iterator[None]:
 
 
 @contextmanager
-def _raised_once(exception: "Callable[[str, signal.Signals], Exception]") -> Iterator[None]:
+def raised_once(
+    exception: "Callable[[str, signal.Signals], Exception]",
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
     """Let the first signal that asks for an end raise ``exception``, which torchelastic understands, and no other: what
     comes while workers save, such as Ctrl-C once more, must not cut that short. SIGQUIT still does.
 
-    A hang-up that is ignored (``nohup``) stays ignored.
+    Yield what workers are started and looked after in: there it raises at the end, so that none is started that nobody
+    knows of. A hang-up that is ignored (``nohup``) stays ignored.
     """
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     numbers = _ENDS if is_nohup else (*_ENDS, signal.SIGHUP)
+    is_held: bool = False
+    heard: Exception | None = None
 
     def leave(number: int, _frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise exception(f"{signal.Signals(number).name} asks for an end", signal.SIGTERM)
+        nonlocal heard
+        if heard is None:
+            heard = exception(f"{signal.Signals(number).name} asks for an end", signal.SIGTERM)
+            if not is_held:
+                raise heard
+
+    @contextmanager
+    def uncut() -> Iterator[None]:
+        nonlocal is_held
+        is_held = True
+        try:
+            yield
+        finally:
+            is_held = False
+        if heard is not None:
+            raise heard
 
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
-        yield
+        yield uncut
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

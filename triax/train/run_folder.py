@@ -5,18 +5,22 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import tomli_w
 
+from triax.checkpoint.disk import make_folders, remove_empty
 from triax.errors import BadInput
 from triax.spec.model_source import as_run_file
 from triax.spec.plan import Plan, plan_as_json
 from triax.spec.run import Run
 from triax.train.origin import carry_along
+
+_LOCK: Final = ".lock"
+_LOCK_OF_RANK_0: Final = ".rank-0.lock"
 
 _LARGEST_GLANCE_BYTES: Final = 1 << 24
 """A manifest above this takes longer to read than a mistake in a run file should take to be told."""
@@ -63,40 +67,72 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder against a second start of the same run; raise BadInput where one is under way."""
-        with self._held(".lock"):
-            # Ranks whose start was killed save and leave by themselves, and until then the folder is theirs.
-            with self.held_by_rank_0():
-                pass
-            yield
+        """Hold the folder against a second start of the same run; raise BadInput where one is under way.
+
+        Where no run has begun in the folder by the end, as one that was refused, nothing is left of the attempt.
+        """
+        made = self._make()
+        try:
+            with self._held(_LOCK):
+                # Ranks whose start was killed save and leave by themselves, and until then the folder is theirs.
+                with self.held_by_rank_0():
+                    pass
+                try:
+                    yield
+                finally:
+                    if not self.is_of_a_run():
+                        with suppress(BadInput), self.held_by_rank_0():
+                            self._remove_traces()
+        finally:
+            remove_empty(made)
+
+    def _remove_traces(self) -> None:
+        remove_empty([self.checkpoints])
+        for path in (self.places, self.path / _LOCK_OF_RANK_0, self.path / _LOCK):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def held_by_rank_0(self) -> Iterator[None]:
         """Hold the folder as the rank that writes to it; raise BadInput where another one does."""
-        with self._held(".rank-0.lock"):
+        with self._held(_LOCK_OF_RANK_0):
             yield
 
     @contextmanager
     def _held(self, name: str) -> Iterator[None]:
-        lock = self._open_lock(name)
+        lock = self._taken(name)
         try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _taken(self, name: str) -> int:
+        """Return the descriptor of a file that this process has locked; raise BadInput where another one has."""
+        path = self.path / name
+        while True:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise self._unwritable(error) from None
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                os.close(lock)
                 raise BadInput(
                     f"{self.path} belongs to a run that is still going: wait for it, or give another --run-dir."
                 ) from None
             except OSError:
                 # A file system without locks (some network mounts): better to train unguarded than not at all.
-                pass
-            yield
-        finally:
+                return lock
+            # A start that was refused may have removed the file after it was opened here.
+            if _is_at(path, lock):
+                return lock
             os.close(lock)
 
-    def _open_lock(self, name: str) -> int:
+    def _make(self) -> list[Path]:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            return make_folders(self.path)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -137,6 +173,14 @@ class RunFolder:
     def _unwritable(self, error: OSError) -> BadInput:
         reason = error.strerror or str(error)
         return BadInput(f"the run folder {self.path} cannot be written: {reason}; give another --run-dir.")
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether ``path`` is the name of the file that is open as ``descriptor``."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _said_by(manifest: Path) -> dict[str, Any] | None:

@@ -1,13 +1,20 @@
 """How does a run hear that it should stop?"""
 
+import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Timer
+from types import FrameType
 from typing import Any, Final
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """From a cluster or a person, from a keyboard, Slurm's notice, and a terminal that went away."""
+
+_AGAIN_AFTER_S: Final = 0.1
+"""After which a signal is sent again that came where nothing can be raised."""
 
 
 @dataclass(slots=True)
@@ -28,25 +35,70 @@ def stop_signals(wish: StopWish) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def raised_by_signals(error: Exception) -> Iterator[None]:
-    """Raise ``error`` where such a signal comes, in the body of the ``with``: there is no state to save yet."""
-
-    def leave(_signal: int, _frame: Any) -> None:
-        raise error
-
-    with _handled_by(leave):
-        yield
+class _Asked(BaseException):
+    """No ``except Exception`` on its way stops it; it never leaves this module."""
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def raised_by_signals(error: BaseException, numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Raise ``error`` where one of the signals comes, in the body of the ``with``: there is no state to save yet.
+
+    Nothing is raised inside an import: C++ that runs there, such as torch's, aborts the process where Python raises
+    into it. Python may run a handler inside a callback of its own, and drops what is raised there. In both cases the
+    signal is sent again. What else goes wrong once a signal has come is a consequence, and is not told.
+    """
+    is_asked = False
+    told_before = sys.unraisablehook
+
+    def send_again() -> None:
+        again = Timer(_AGAIN_AFTER_S, os.kill, (os.getpid(), numbers[0]))
+        again.daemon = True
+        again.start()
+
+    def leave(_signal: int, frame: FrameType | None) -> None:
+        nonlocal is_asked
+        is_asked = True
+        if _is_import(frame):
+            send_again()
+        else:
+            raise _Asked
+
+    def told(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, _Asked):
+            send_again()
+        else:
+            told_before(dropped)
+
+    sys.unraisablehook = told
+    try:
+        with _handled_by(leave, numbers):
+            yield
+    except BaseException:
+        if not is_asked:
+            raise
+    finally:
+        sys.unraisablehook = told_before
+    if is_asked:
+        raise error from None
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Return whether a module is loaded in ``frame`` or in what has called it."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Let ``handler`` have the signals for the body of the ``with``; a hang-up that is ignored (``nohup``) stays so.
 
     What a parent held back until this process could answer comes now.
     """
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    wanted = [number for number in _SIGNALS if not (is_nohup and number == signal.SIGHUP)]
+    wanted = [number for number in numbers if not (is_nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, handler) for number in wanted}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     try:
