@@ -94,11 +94,11 @@ def test_the_sample_is_part_of_the_whole() -> None:
     assert ALWAYS.keys() <= names
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_layers_that_recompute_route_and_count_once(recompute: str) -> None:
+@pytest.mark.parametrize(("recompute", "cut"), [("selective", "tp"), ("full", "tp"), ("selective", "cp")])
+def test_layers_that_recompute_route_and_count_once(recompute: str, cut: str) -> None:
     run = toy_of(1, 2, "mixtral")
     layout = Layout(
-        dp_shard=2, tp=2, ep=2, zero=3, recompute=recompute, microbatches=3, sequences_per_microbatch=4
+        dp_shard=2, **{cut: 2}, ep=2, zero=3, recompute=recompute, microbatches=3, sequences_per_microbatch=4
     )  # type: ignore[arg-type] # fmt: skip
     assert_equals_one_device(run, layout)
     assert_same_load(run, layout)
@@ -154,12 +154,13 @@ def assert_same_load(run: Run, layout: Layout) -> None:
     [
         {"pp": 2, "schedule": "ZBVZeroBubble", "stages_per_rank": 2, "dp_shard": 2, "ep": 2, "zero": 2},
         {"dp_shard": 2, "tp": 2, "ep": 4, "zero": 3},
+        {"cp": 2, "tp": 2, "ep": 2, "zero": 1},
     ],
-    ids=["pp", "tp"],
+    ids=["pp", "tp", "cp"],
 )
 def test_all_layouts_report_the_same_load(degrees: dict[str, Any]) -> None:
     run = toy_of(4, 2, "mixtral")
-    layout = Layout(**degrees, microbatches=3, sequences_per_microbatch=4)
+    layout = Layout(**degrees, microbatches=3, sequences_per_microbatch=8 // degrees.get("dp_shard", 1))
     assert_same_load(run, layout)
 
 
@@ -228,6 +229,9 @@ def numbers_held(rank: int, world: int, run: Run, layout: Layout) -> int:
         ({"tp": 4, "ep": 2, "zero": 1}, 4),
         ({"tp": 4, "ep": 2, "zero": 0}, 2),
         ({"dp_replicate": 2, "dp_shard": 2, "ep": 2, "zero": 2}, 2),
+        ({"cp": 4, "zero": 3}, 4),
+        ({"dp_replicate": 2, "cp": 2, "ep": 2, "zero": 0}, 2),
+        ({"cp": 2, "tp": 2, "ep": 2, "zero": 3}, 4),
     ],
     ids=str,
 )

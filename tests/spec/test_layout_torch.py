@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.harness.experts import with_experts
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import ODD
-from triax.parallel.mesh import EXPERT_AXES, build_mesh, data_mesh, expert_mesh, weight_mesh
+from triax.parallel.mesh import EXPERT_AXES, build_mesh, data_mesh, expert_mesh, sequence_group, weight_mesh
 from triax.spec.layout import AXES, Layout
 
 ORDERS = (
@@ -116,3 +116,17 @@ def test_ranks_that_share_weights_stand_where_torch_counts_them(order: tuple[str
                 assert {getattr(layout.coordinate(peer), axis) for peer in peers} == {
                     getattr(layout.coordinate(rank), axis)
                 }
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("cp", "tp"), [(3, 2), (3, 1), (1, 2)])
+def test_ranks_with_parts_of_the_same_sequences_are_a_group(order: tuple[str, ...], cp: int, tp: int) -> None:
+    layout = Layout.model_validate({"pp": 2, "dp_shard": 2, "cp": cp, "tp": tp, "order": order})
+    for rank in range(0, layout.world_size, 5):
+        with pretended_rank(rank, layout.world_size):
+            found = dist.get_process_group_ranks(sequence_group(build_mesh(layout, "cpu")))
+        places = [layout.coordinate(peer) for peer in range(layout.world_size)]
+        here = places[rank]
+        assert sorted(found) == [
+            peer for peer, place in enumerate(places) if place._replace(cp=here.cp, tp=here.tp) == here
+        ]
