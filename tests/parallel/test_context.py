@@ -236,7 +236,7 @@ def test_bytes_of_activations_fall_as_one_over_cp() -> None:
     whole = run_ranks(kept_by_a_layer, 1)[0]
     attended = B * LONG * 2 * 8 * 2 * 4
     first_position = 8
-    for cp in (2, 4):
+    for cp in (2, 4, 8):
         for kept in run_ranks(kept_by_a_layer, cp):
             for method, recompute in product(METHODS, POLICIES):
                 expected = whole[method, recompute] // cp

@@ -26,7 +26,7 @@ MODELS = [
     with_experts(TOY, num_experts=12),
     with_experts(TOY, num_experts=8, shared_expert_intermediate_size=10, first_k_dense_replace=2),
 ]
-LENGTHS = st.sampled_from([24, 60, 64])
+LENGTHS = st.sampled_from([7, 24, 61, 64])
 DEGREES = st.sampled_from([1, 2, 3, 4, 8])
 LAYOUTS = st.builds(
     Layout,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triax.spec.context import positions_of
+from triax.spec.context import computed_length, positions_of
 
 
 @given(cp=st.integers(1, 16), size=st.integers(1, 20))
@@ -14,6 +14,15 @@ def test_parts_make_up_a_sequence_and_are_equally_dear(cp: int, size: int) -> No
     assert sorted(position for part in parts for position in part) == list(range(seq_len))
     assert all(part == sorted(part) for part in parts)
     assert len({sum(position + 1 for position in part) for part in parts}) == 1
+
+
+@given(seq_len=st.integers(1, 500), cp=st.integers(1, 16), tp=st.integers(1, 16))
+def test_what_is_computed_is_the_least_that_divides(seq_len: int, cp: int, tp: int) -> None:
+    found = computed_length(seq_len, cp, tp)
+    fitting = (
+        n for n in range(seq_len, found + 1) if n % cp == 0 and n // cp % tp == 0 and (cp == 1 or n // cp % 2 == 0)
+    )
+    assert next(fitting) == found
 
 
 def test_a_sequence_that_does_not_divide() -> None:

@@ -20,6 +20,7 @@ from triax.parallel.place import cut_into_stages
         ("pp=2 tp=2 microbatches=6", ()),
         ("pp=2 dp_shard=2 tp=2 zero=2 schedule=ZBVZeroBubble recompute=full", ("--steps", "2")),
         ("tp=2", ("--precision", "fp32", "optimizer.name=sgd")),
+        ("pp=2 cp=2 tp=2 cp_method=ring", ("data.seq_len=61",)),
     ],
 )
 def test_a_right_layout_passes(layout: str, words: tuple[str, ...], verify: Callable[..., Said]) -> None:

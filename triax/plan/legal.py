@@ -56,7 +56,8 @@ def _step(case: Case, c: Candidates) -> Mask:
 
 def _tensor(case: Case, c: Candidates) -> Mask:
     network, tp = case.network, c.tp
-    fits: Mask = (network.heads % tp == 0) & (network.kv_heads % tp == 0) & (case.workload.seq_len % tp == 0)
+    fits: Mask = (network.heads % tp == 0) & (network.kv_heads % tp == 0)
+    fits &= (case.workload.seq_len % tp == 0) | _fills_up(case)
     if network.dense_layers:
         fits &= _feeds_all(network.ffn, tp)
     fits &= _feeds_all(network.vocab, tp)
@@ -71,13 +72,21 @@ def _context(case: Case, c: Candidates) -> Mask:
     if case.engine.family != "triax":
         fits: Mask = (c.cp == 1) | (length % (2 * c.cp * c.tp) == 0)
         return fits
-    fits = (c.cp == 1) | ((length % (2 * c.cp) == 0) & (length // c.cp % c.tp == 0))
+    if _fills_up(case):
+        fits = (c.cp == 1) | (2 * c.cp <= length)
+    else:
+        fits = (c.cp == 1) | ((length % (2 * c.cp) == 0) & (length // c.cp % c.tp == 0))
     # What is exchanged for positions are whole heads of what tensor parallelism leaves.
     ways = c.cp * c.tp
     fits &= (c.cp_method != _EXCHANGES) | ((network.heads % ways == 0) & (network.kv_heads % ways == 0))
     if network.window is not None and network.window < length and network.windowed_layers:
         fits &= (c.cp_method != _RING) | (c.cp == 1)
     return fits
+
+
+def _fills_up(case: Case) -> bool:
+    """Whether sequences that do not divide are filled up: not where routers would send to experts what fills them."""
+    return case.engine.family == "triax" and case.network.experts is None
 
 
 def _feeds_all(size: int, parts: Integers) -> Mask:

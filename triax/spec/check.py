@@ -54,12 +54,20 @@ def _experts(layout: Layout, model: ModelSpec) -> list[Refusal]:
 
 
 def _context(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
-    """A sequence must divide into two chunks for each ``cp`` rank, and the method must fit the attention."""
+    """A sequence must have two chunks for each ``cp`` rank, and the method must fit the attention.
+
+    What fills a sequence up counts for nothing anywhere but at a router, which would send it to experts.
+    """
     cp, chunks, refusals = layout.cp, chunk_count(layout.cp), []
-    if seq_len % chunks:
+    fault = ""
+    if cp > 1 and chunks > seq_len:
+        fault = f"seq_len={seq_len} has fewer positions"
+    elif model.experts is not None and seq_len % chunks:
+        lengths = either(multiples(chunks, seq_len))
+        fault = f"seq_len={seq_len} does not divide into them, as it must where there are experts ({lengths} would)"
+    if fault:
         message = (
-            f"cp={cp} cuts a sequence into {chunks} chunks, two for each rank, and seq_len={seq_len} does not divide "
-            f"into them ({either(multiples(chunks, seq_len))} would): use cp="
+            f"cp={cp} cuts a sequence into {chunks} chunks, two for each rank, and {fault}: use cp="
             f"{either(nearest(_fitting_cp(layout, model, seq_len), cp))}."
         )
         refusals.append(Refusal("cp", message))
@@ -86,10 +94,12 @@ def _fitting_cp(layout: Layout, model: ModelSpec, seq_len: int) -> list[int]:
     def is_cut_by_tp(cp: int) -> bool:
         return not any(size % layout.tp for size in _whole_parts(layout, model, seq_len, cp).values())
 
+    heads = math.gcd(*_heads(model).values())
     return [
         cp
-        for cp in divisors(seq_len)
-        if seq_len % chunk_count(cp) == 0
+        for cp in sorted({*divisors(seq_len), *divisors(heads), max(seq_len // 2, 1)})
+        if (chunk_count(cp) <= seq_len or cp == 1)
+        and (model.experts is None or seq_len % chunk_count(cp) == 0)
         and (layout.cp_method != "all_to_all" or not any(size % cp for size in _heads(model).values()))
         and (is_cut_by_tp(cp) or not is_cut_by_tp(layout.cp))
     ]
@@ -105,11 +115,14 @@ def _has_windows(model: ModelSpec, seq_len: int) -> bool:
 
 
 def _whole_parts(layout: Layout, model: ModelSpec, seq_len: int, cp: int) -> dict[str, int]:
-    """Return what ``tp`` must divide: heads and the sequence, or what each of ``cp`` ranks has of them."""
+    """Return what ``tp`` must divide: heads and, where there are experts, the sequence, or the part that each of ``cp``
+    ranks has of them."""
     parts: dict[str, int] = {}
     for name, size in _heads(model).items():
         is_dealt = cp > 1 and layout.cp_method == "all_to_all" and not any(n % cp for n in _heads(model).values())
         parts |= {f"{name}/cp": size // cp} if is_dealt else {name: size}
+    if model.experts is None:
+        return parts
     is_cut = cp > 1 and seq_len % chunk_count(cp) == 0
     return parts | ({"seq_len/cp": seq_len // cp} if is_cut else {"seq_len": seq_len})
 

@@ -2,7 +2,16 @@
 
 A sequence is cut into 2 x cp equal chunks, and rank r gets the r-th from the head and the r-th from the tail. A late
 position looks back at more keys than an early one; so each rank has as much causal attention to do as any other.
+A sequence that does not divide is filled up with positions that nobody looks at and that count for nothing.
 """
+
+import math
+
+
+def computed_length(seq_len: int, cp: int, tp: int) -> int:
+    """Return of how many positions a sequence is computed: ``seq_len``, and those that fill it up for all ranks."""
+    unit = math.lcm(chunk_count(cp), cp * tp)
+    return -(-seq_len // unit) * unit
 
 
 def chunk_length(seq_len: int, cp: int) -> int:

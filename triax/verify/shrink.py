@@ -12,6 +12,7 @@ from itertools import combinations, pairwise
 from typing import Any, Final, Literal
 
 from triax.spec.check import require_legal
+from triax.spec.context import computed_length
 from triax.spec.layout import AXES, Axis, Layout
 from triax.spec.model import ModelSpec
 from triax.spec.rope import RopeScaling
@@ -128,7 +129,9 @@ def _at_most(count: int, most: int) -> int:
 def _seq_len(seq_len: int, layout: Layout) -> int:
     small = min(seq_len, _SEQ_LEN)
     unit = 4 if layout.cp > 1 else 2 if layout.tp > 1 else 1
-    return small - small % unit
+    if computed_length(seq_len, layout.cp, layout.tp) == seq_len:
+        return small - small % unit
+    return max(small - small % unit - unit, unit) + 1  # filled up too
 
 
 def _small_model(model: ModelSpec, layout: Layout, seq_len: int) -> ModelSpec:
