@@ -114,6 +114,8 @@ def _smallest(case: Case, rows: Columns, fixed: Fixed) -> Columns:
     replicate = fixed.columns.get("dp_replicate", 1) if shard is None else np.maximum(shared // shard, 1)
     if case.engine.family == "deepspeed":
         deepest = np.where(rows["pp"] > 1, np.minimum(deepest, 1), deepest)
+    if case.engine.gathers_once_in_pipeline and 2 in stages:  # and so keeps whole gradients under ZeRO-3
+        deepest = np.where(rows["pp"] > 1, np.minimum(deepest, 2), deepest)
     can_share = (shared > 1) & (deepest > 0) & ("dp_shard" in case.engine.axes) & (shard != 1)
     own = rows | {
         "dp_replicate": np.where(can_share, replicate, shared),
