@@ -66,6 +66,7 @@ def whole() -> Said:
         },
         "cluster": {
             "servers": 2, "cards_per_server": 8, "device": "h100", "memory_bytes": 1 << 30, "peak_flops": 1e12,
+            "matmul_flops_per_s": 8e11, "memory_bytes_per_s": 2e12,
             "inside_bytes_per_s": 1e9, "across_bytes_per_s": 1e8,
             "domain_cards": 16, "network": "roce-400", "oversubscription": 2.0, "usd_per_card_hour": 2.5,
         },

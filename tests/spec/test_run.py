@@ -104,6 +104,8 @@ HABITS: Said = {
     "cluster.device": "cpu",
     "cluster.memory_bytes": 1,
     "cluster.peak_flops": 1.0,
+    "cluster.matmul_flops_per_s": 1.0,
+    "cluster.memory_bytes_per_s": 1.0,
     "cluster.inside_bytes_per_s": 1.0,
     "cluster.across_bytes_per_s": 1.0,
     "cluster.domain_cards": 8,

@@ -119,6 +119,8 @@ def _smallest(case: Case, rows: Columns, fixed: Fixed) -> Columns:
     replicate = fixed.columns.get("dp_replicate", 1) if shard is None else np.maximum(shared // shard, 1)
     if case.engine.family == "deepspeed":
         deepest = np.where(rows["pp"] > 1, np.minimum(deepest, 1), deepest)
+    if case.engine.gathers_once_in_pipeline and 2 in stages:  # and so keeps whole gradients under ZeRO-3
+        deepest = np.where(rows["pp"] > 1, np.minimum(deepest, 2), deepest)
     can_share = (deepest > 0) & ("dp_shard" in case.engine.axes)
     is_sharded = can_share & (shared > 1) & (shard != 1)
     is_shared = is_sharded | (can_share & (rows["cp"] > 1))  # ranks of one sequence share as those of dp_shard do
