@@ -61,6 +61,7 @@ def test_what_fails_sets_the_exit_code(here: Typed, monkeypatch: pytest.MonkeyPa
         (["--ranks", "0"], "0 ranks train nothing"),
         (["--cluster", "2x1xcpu"], "start this command on each with torchrun"),
         (["--json", "absent/found.json"], "cannot be written"),
+        (["--run-dir", "/dev/null"], "/dev/null is no folder"),
     ],
 )
 def test_bad_input_is_refused(here: Typed, words: list[str], fragment: str) -> None:

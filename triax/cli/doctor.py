@@ -44,6 +44,8 @@ def doctor(
     run = None if target is None else load_run(target)
     said = load_cluster(cluster) if cluster is not None else None if run is None else run.cluster
     folder = run_dir or Path("runs") / (target.stem if target is not None else "")
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is no folder: name one for the run with --run-dir.")
     if json_file not in (None, "-") and rank is None:
         _refuse_unwritable(Path(json_file or ""))
     num_ranks = 1

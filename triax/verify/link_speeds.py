@@ -9,6 +9,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -47,9 +48,10 @@ class Speeds:
     """All-reduce of all ranks; None where there is one."""
 
 
-def measure(process: Process, store: dist.Store) -> Speeds:
-    """Measure all links; every rank of the process group calls this together, and all return the same."""
-    inside = _inside(process, store)
+def measure(process: Process, store: dist.Store, timeout: timedelta) -> Speeds:
+    """Measure all links; every rank of the process group calls this together, and all return the same. ``timeout`` is
+    that of the groups of single servers."""
+    inside = _inside(process, store, timeout)
     exchanges = _across(process, store)
     whole = _all_reduce_rate(process, None, process.world_size) if process.world_size > 1 else None
     return Speeds(inside, exchanges, _least(store, process, "all", whole))
@@ -69,12 +71,12 @@ def rounds(num_servers: int, most: int = _PARTNERS) -> list[list[tuple[int, int]
     return found
 
 
-def _inside(process: Process, store: dist.Store) -> tuple[float, ...]:
+def _inside(process: Process, store: dist.Store, timeout: timedelta) -> tuple[float, ...]:
     if process.local_world_size == 1:
         return ()
     inside, mine = process.local_world_size, None
     for server in range(process.num_servers):  # every rank makes every group
-        group = dist.new_group(list(range(server * inside, (server + 1) * inside)))
+        group = dist.new_group(list(range(server * inside, (server + 1) * inside)), timeout=timeout)
         if server == process.rank // inside:
             mine = group
     rate = _all_reduce_rate(process, mine, inside)

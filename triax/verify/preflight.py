@@ -190,7 +190,7 @@ def check_folder(servers: Servers, wrong: dict[int, str], run: Run | None) -> li
         more = f" ({len(wrong) - 1} more servers)" if len(wrong) > 1 else ""
         shared = ", on a disk that all servers share" if servers.count > 1 else ""
         give = f"give a folder for the run with --run-dir{shared}"
-        shown = Check("folder", "fail", f"{where} {wrong[server]}{more}: {give}.")
+        shown = Check("folder", "fail", f"{where} {wrong[server]}{more}; {give}.")
     elif servers.count == 1:
         shown = Check("folder", "ok", f"{folder} can be written, synced and renamed in.")
     else:

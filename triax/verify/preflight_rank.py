@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
@@ -128,11 +129,14 @@ def look(
         return Report(servers, tuple(checks), None)
     if process.world_size == 1:
         return Report(servers, tuple(checks), Speeds((), (), None))
+    timeout = timedelta(seconds=timeout_s)
+    if process.device.type == "cuda":
+        torch.cuda.set_device(process.device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if process.device.type == "cuda" else "gloo",
-        store=store, rank=process.rank, world_size=process.world_size, timeout=timedelta(seconds=timeout_s),
+        store=store, rank=process.rank, world_size=process.world_size, timeout=timeout,
     )  # fmt: skip
-    speeds = measure(process, store)
+    speeds = measure(process, store, timeout)
     dist.destroy_process_group()
     return Report(servers, (*checks, *preflight.check_links(servers, speeds, cluster)), speeds)
 
