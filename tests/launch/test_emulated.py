@@ -152,6 +152,28 @@ def test_a_lost_server_says_no_goodbye_and_comes_back_empty(tmp_path: Path) -> N
             cluster.bring_back(1)
 
 
+def said_by(cluster: EmulatedCluster, server: int, line: str) -> str:
+    said, _ = cluster.run(server, ["sh", "-c", line], output=subprocess.PIPE).communicate(timeout=30)
+    return said.decode().strip()
+
+
+def test_a_server_has_a_memory_of_its_own_that_goes_with_its_power() -> None:
+    mine = Path("/dev/shm") / f"triax-test-{os.getpid()}"
+    with servers(2) as cluster:
+        said_by(cluster, 0, f"echo state > {mine}")
+        assert not mine.exists()
+        assert [said_by(cluster, server, f"cat {mine} 2>&1 || true") for server in (0, 1)] == [
+            "state",
+            f"cat: {mine}: No such file or directory",
+        ]
+        cluster.lose(0)
+        cluster.bring_back(0)
+        assert said_by(cluster, 0, "ls -A /dev/shm") == ""
+        folders = [folder for folder in mine.parent.iterdir() if f"-{os.getpid()}-" in folder.name]
+        assert len(folders) == 2
+    assert [folder for folder in folders if folder.exists()] == []
+
+
 def test_nothing_is_left_behind_when_the_body_fails() -> None:
     started = []
 
@@ -225,5 +247,5 @@ def test_who_cannot_have_servers_reads_why(monkeypatch: pytest.MonkeyPatch) -> N
         pass
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(CannotEmulate, match="without ip and tc: install iproute2"), emulated_cluster(2):
+    with pytest.raises(CannotEmulate, match="without ip and tc and mount: install iproute2"), emulated_cluster(2):
         pass

@@ -1,8 +1,9 @@
 """How can one Linux machine be several servers, with links that are slow and that are cut?
 
 Each server is a network namespace with one card, ``eth0``, on a switch that lives in a namespace of its own, so the
-network of the machine itself is untouched. Processes, memory, cores and disks are shared: what is real is the network,
-its speed and its faults. The kernel's token buckets shape the links. Latency is the machine's own, some 20 us.
+network of the machine itself is untouched, and has a ``/dev/shm`` of its own, which goes with it. Cores and disks are
+shared: what is real is the network, its speed and its faults. The kernel's token buckets shape the links. Latency is
+the machine's own, some 20 us.
 
 Made with ``ip`` and ``tc`` of iproute2, by root.
 """
@@ -19,9 +20,11 @@ from typing import IO, Final
 
 from triax.errors import BadInput, TriaxError
 from triax.launch.namespaces import (
+    add,
     bucket,
     check_machine,
     claim,
+    command_inside,
     processes,
     remove,
     remove_leftovers,
@@ -105,7 +108,7 @@ class EmulatedCluster:
         """
         self._must_be_there(server)
         process = subprocess.Popen(
-            ["ip", "netns", "exec", self.servers[server].namespace, *command],
+            command_inside(self.servers[server].namespace, command),
             env=os.environ | {"GLOO_SOCKET_IFNAME": _CARD, "NCCL_SOCKET_IFNAME": _CARD} | dict(environment or {}),
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -178,7 +181,7 @@ class EmulatedCluster:
         self._unplugged.clear()
 
     def lose(self, server: int) -> None:
-        """Cut a server's power: its link and all its processes are gone at once, and nobody is told goodbye."""
+        """Cut a server's power: its link, its processes and its memory are gone at once, and nobody is told goodbye."""
         self._must_be_there(server)
         # First the link: a dying process closes its connections, and peers must not hear that.
         _ip("-n", self._switch, "link", "delete", self.servers[server].port)
@@ -222,7 +225,7 @@ class EmulatedCluster:
         )  # fmt: skip
 
     def _add_server(self, server: EmulatedServer) -> None:
-        _ip("netns", "add", server.namespace)
+        add(server.namespace)
         _ip(
             "-n", self._switch, "link", "add", server.port, "type", "veth",
             "peer", "name", _CARD, "address", server.hardware_address, "netns", server.namespace,
@@ -257,17 +260,17 @@ class EmulatedCluster:
     def _shape_by_destination(self, server: EmulatedServer, rate: float, between: Mapping[int, float]) -> None:
         """A tree of buckets on the server's card: the link at the root, below it each slow destination and the rest."""
 
-        def add(kind: str, *words: str) -> None:
+        def limit(kind: str, *words: str) -> None:
             tool("tc", "-n", server.namespace, kind, "add", "dev", _CARD, *words)
 
         rest = len(self.servers) + 2
-        add("qdisc", "root", "handle", "1:", "htb", "default", f"{rest:x}")
-        add("class", "parent", "1:", "classid", "1:1", "htb", *bucket(rate))
-        add("class", "parent", "1:1", "classid", f"1:{rest:x}", "htb", *bucket(rate))
+        limit("qdisc", "root", "handle", "1:", "htb", "default", f"{rest:x}")
+        limit("class", "parent", "1:", "classid", "1:1", "htb", *bucket(rate))
+        limit("class", "parent", "1:1", "classid", f"1:{rest:x}", "htb", *bucket(rate))
         for other, slow in between.items():
             flow, to = f"1:{other + 2:x}", f"{self.servers[other].address}/32"
-            add("class", "parent", "1:1", "classid", flow, "htb", *bucket(min(slow, rate)))
-            add("filter", "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst", to, "flowid", flow)
+            limit("class", "parent", "1:1", "classid", flow, "htb", *bucket(min(slow, rate)))
+            limit("filter", "parent", "1:", "protocol", "ip", "u32", "match", "ip", "dst", to, "flowid", flow)
 
     def _must_be_there(self, server: int) -> None:
         if server in self._lost:

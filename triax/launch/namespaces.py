@@ -11,12 +11,14 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from triax.errors import BadInput, TriaxError
 
 _PREFIX: Final = "triax"
+_SHARED_MEMORY: Final = Path("/dev/shm")
 _GONE_S: Final = 10.0
 """How long killed processes may take to be gone."""
 
@@ -32,11 +34,11 @@ def check_machine() -> None:
             f"servers cannot be emulated by user {os.geteuid()}, since only root makes network namespaces: use sudo, "
             f"or a container with the capabilities NET_ADMIN and SYS_ADMIN."
         )
-    missing = [name for name in ("ip", "tc") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "tc", "mount") if shutil.which(name) is None]
     if missing:
         raise CannotEmulate(
-            f"servers cannot be emulated without {' and '.join(missing)}: install iproute2 (Debian, Ubuntu: apt-get "
-            f"install iproute2)."
+            f"servers cannot be emulated without {' and '.join(missing)}: install iproute2 and mount (Debian, Ubuntu: "
+            f"apt-get install iproute2 mount)."
         )
 
 
@@ -62,12 +64,31 @@ def remove_leftovers() -> None:
             remove(name)
 
 
+def add(name: str) -> None:
+    """Make a namespace with a shared memory of its own; whatever had its name before has left nothing there."""
+    tool("ip", "netns", "add", name)
+    memory_of(name).mkdir(mode=0o1777)
+
+
+def memory_of(name: str) -> Path:
+    """Return the folder that what runs in a namespace has as its ``/dev/shm``."""
+    return _SHARED_MEMORY / name
+
+
+def command_inside(name: str, command: Sequence[str | os.PathLike[str]]) -> list[str | os.PathLike[str]]:
+    """Return ``command`` as one that runs in a namespace; the process that starts it becomes it."""
+    # What is mounted after `ip netns exec` is seen by this process and those that it starts, and by no other.
+    script = f'mount --bind "$0" {_SHARED_MEMORY} && exec "$@"'
+    return ["ip", "netns", "exec", name, "sh", "-c", script, memory_of(name), *command]
+
+
 def remove(name: str) -> None:
-    """Kill what runs in a namespace and remove it; nothing where it is gone already."""
+    """Kill what runs in a namespace and remove it with its shared memory; nothing where it is gone already."""
     if name not in _names():
         return
     try:
         _kill_all(name)
+        shutil.rmtree(memory_of(name), ignore_errors=True)  # it may have none
         tool("ip", "netns", "delete", name)
     except TriaxError:
         if name in _names():  # not removed by another process at the same moment
