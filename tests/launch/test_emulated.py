@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness.servers import ROOT, connections, measured_bytes_per_s, servers, wait_for
-from triax.errors import BadInput
+from triax.errors import BadInput, TriaxError
+from triax.launch import emulated
 from triax.launch.emulated import EmulatedCluster, emulated_cluster
 from triax.launch.namespaces import CannotEmulate, remove_leftovers
 
@@ -174,6 +175,30 @@ def test_a_server_has_a_memory_of_its_own_that_goes_with_its_power() -> None:
     assert [folder for folder in folders if folder.exists()] == []
 
 
+def test_a_disk_is_lost_for_one_server_alone(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def beats(server: int) -> str:
+        return (disk / str(server)).read_text()
+
+    with servers(2) as cluster:
+        for server in (0, 1):
+            # A shell that starts another one for each line: who is there when the disk goes passes it on.
+            with (tmp_path / f"{server}.log").open("wb") as log:
+                loop = f"n=0; while sleep 0.02; do n=$((n+1)); (echo $n > {disk}/{server}) || true; done"
+                cluster.run(server, ["sh", "-c", loop], output=log)
+        wait_for(lambda: (disk / "0").exists() and (disk / "1").exists(), "both to write")
+        cluster.lose_disk(0, disk)
+        wait_for(lambda: "Read-only file system" in (tmp_path / "0.log").read_text(), "the first to fail")
+        before = beats(0), beats(1)
+        wait_for(lambda: beats(1) not in ("", before[1]), "the second to write on")
+        assert beats(0) == before[0]
+        cluster.bring_disk_back(0, disk)
+        wait_for(lambda: beats(0) not in ("", before[0]), "the first to write again")
+        assert (tmp_path / "1.log").read_text() == ""
+
+
 def test_nothing_is_left_behind_when_the_body_fails() -> None:
     started = []
 
@@ -247,5 +272,20 @@ def test_who_cannot_have_servers_reads_why(monkeypatch: pytest.MonkeyPatch) -> N
         pass
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(CannotEmulate, match="without ip and tc and mount: install iproute2"), emulated_cluster(2):
+    with pytest.raises(CannotEmulate, match="without ip, tc, mount, nsenter: install iproute2"), emulated_cluster(2):
         pass
+
+
+def test_a_kernel_that_lacks_a_part_is_told_and_nothing_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_buckets(name: str, card: str, bytes_per_s: float) -> None:
+        raise TriaxError(f"`tc -n {name}` failed: Specified qdisc kind is unknown.")
+
+    with servers(1):  # or skip
+        pass
+    monkeypatch.setattr(emulated, "shape", without_buckets)
+    with (
+        pytest.raises(CannotEmulate, match=r"refuses a part of it: .* qdisc kind is unknown"),
+        emulated_cluster(2, 1e6),
+    ):
+        pass
+    assert not [name for name in namespaces() if f"-{os.getpid()}-" in name]

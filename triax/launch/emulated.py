@@ -20,6 +20,7 @@ from typing import IO, Final
 
 from triax.errors import BadInput, TriaxError
 from triax.launch.namespaces import (
+    CannotEmulate,
     add,
     bucket,
     check_machine,
@@ -30,6 +31,7 @@ from triax.launch.namespaces import (
     remove_leftovers,
     shape,
     tool,
+    tool_at_disks,
     unshape,
 )
 
@@ -180,6 +182,18 @@ class EmulatedCluster:
             self._await_carrier(server)
         self._unplugged.clear()
 
+    def lose_disk(self, server: int, folder: Path) -> None:
+        """Take a folder from all that runs on a server now, as when a network disk is lost: it is empty there, and
+        takes nothing. Files that are open stay so, and whose working folder is below it still sees it from there."""
+        self._must_be_there(server)
+        mount = ("mount", "-t", "tmpfs", "-o", "ro", "lost", str(folder))
+        tool_at_disks(self.servers[server].namespace, *mount)
+
+    def bring_disk_back(self, server: int, folder: Path) -> None:
+        """Give back what ``lose_disk`` has taken, to the same processes."""
+        self._must_be_there(server)
+        tool_at_disks(self.servers[server].namespace, "umount", "--lazy", str(folder))
+
     def lose(self, server: int) -> None:
         """Cut a server's power: its link, its processes and its memory are gone at once, and nobody is told goodbye."""
         self._must_be_there(server)
@@ -303,7 +317,10 @@ def emulated_cluster(num_servers: int, link_bytes_per_s: float | None = None) ->
     prefix = claim(_SWITCH)
     cluster = EmulatedCluster(prefix, num_servers, link_bytes_per_s)
     try:
-        cluster.set_up()
+        try:
+            cluster.set_up()
+        except TriaxError as error:
+            raise CannotEmulate(f"servers cannot be emulated: this machine refuses a part of it: {error}") from None
         yield cluster
     finally:
         cluster.take_down()

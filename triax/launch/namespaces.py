@@ -34,11 +34,11 @@ def check_machine() -> None:
             f"servers cannot be emulated by user {os.geteuid()}, since only root makes network namespaces: use sudo, "
             f"or a container with the capabilities NET_ADMIN and SYS_ADMIN."
         )
-    missing = [name for name in ("ip", "tc", "mount") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "tc", "mount", "nsenter") if shutil.which(name) is None]
     if missing:
         raise CannotEmulate(
-            f"servers cannot be emulated without {' and '.join(missing)}: install iproute2 and mount (Debian, Ubuntu: "
-            f"apt-get install iproute2 mount)."
+            f"servers cannot be emulated without {', '.join(missing)}: install iproute2 and util-linux (Debian, "
+            f"Ubuntu: apt-get install iproute2 mount util-linux)."
         )
 
 
@@ -98,6 +98,21 @@ def remove(name: str) -> None:
 def processes(name: str) -> list[int]:
     """Return the ids of all that runs in a namespace."""
     return [int(pid) for pid in tool("ip", "netns", "pids", name).split()]
+
+
+def tool_at_disks(name: str, *command: str) -> None:
+    """Run ``command`` once for each view of the disks that processes in a namespace have."""
+    views: set[str] = set()
+    for pid in processes(name):
+        try:
+            view = os.readlink(f"/proc/{pid}/ns/mnt")
+            if view not in views:
+                tool("nsenter", f"--mount=/proc/{pid}/ns/mnt", *command)
+        except (OSError, TriaxError):
+            if _start_of(pid) is not None:  # it has not left meanwhile
+                raise
+            continue
+        views.add(view)
 
 
 def bucket(bytes_per_s: float) -> list[str]:
