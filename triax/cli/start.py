@@ -127,7 +127,7 @@ def _cluster_of(said: Cluster | None, rank: "Rank | None", num_ranks: int | None
     if rank is not None:
         servers, inside = rank.num_servers, rank.local_world_size
     else:
-        servers, inside = 1, _num_local_ranks(said, num_ranks)
+        servers, inside = 1, num_local_ranks(said, num_ranks)
     if said is not None and said.num_cards == servers * inside:
         return said
     shape: dict[str, Any] = {"servers": servers, "cards_per_server": inside}
@@ -136,7 +136,7 @@ def _cluster_of(said: Cluster | None, rank: "Rank | None", num_ranks: int | None
     return validated(Cluster, shape if said is None else said.model_dump() | shape, "the ranks that were started")
 
 
-def _num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
+def num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
     """Return how many processes this command starts; raise BadInput where this server cannot have so many."""
     cards = _num_cards()
     if num_ranks is not None:
