@@ -1,10 +1,12 @@
 """Which old checkpoints may go, and how does a folder go without ever looking whole on the way?"""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from triax.checkpoint.disk import read_small, sync_folder, write_atomically
+from triax.checkpoint import operations
+from triax.checkpoint.disk import read_small, sync_folder, write_atomically, write_unsynced
 from triax.checkpoint.format import (
     FORMAT,
     FORMAT_VERSION,
@@ -29,17 +31,24 @@ def begin_folder(folder: Path, step: int, run: str) -> Path:
     while True:
         made = folder / folder_name(step, attempt)
         try:
-            made.mkdir()
+            operations.make_folder(made)
             break
         except FileExistsError:
             attempt += 1
-    mark(made, run)
+    try:
+        mark(made, run)
+    except OSError:
+        # Without its marker nobody would ever remove it.
+        with suppress(OSError):
+            operations.unlink(made / MARKER)
+            operations.remove_folder(made)
+        raise
     return made
 
 
 def mark(folder: Path, run: str) -> None:
     """Say that ``run`` writes a checkpoint into ``folder``. Raises OSError."""
-    (folder / MARKER).write_bytes(_json({"run": run}))
+    write_unsynced(folder / MARKER, _json({"run": run}))
 
 
 def owner(folder: Path) -> str | None:
@@ -63,18 +72,18 @@ def remove(folder: Path) -> None:
     is still known to be ours. A folder without marker goes only if it is empty. Raises OSError.
     """
     if owner(folder) is None:
-        folder.rmdir()
+        operations.remove_folder(folder)
         return
-    (folder / MANIFEST).unlink(missing_ok=True)
+    operations.unlink(folder / MANIFEST)
     sync_folder(folder)
     names = sorted(path.name for path in folder.iterdir())
     for name in names:
         if is_own_file(name) and name != MARKER:
-            (folder / name).unlink(missing_ok=True)
+            operations.unlink(folder / name)
     if all(is_own_file(name) for name in names):
         sync_folder(folder)
-        (folder / MARKER).unlink(missing_ok=True)
-        folder.rmdir()
+        operations.unlink(folder / MARKER)
+        operations.remove_folder(folder)
         sync_folder(folder.parent)
 
 

@@ -9,6 +9,7 @@ from triax.spec.plan import Plan
 from triax.train.optimizer import Optimizer
 from triax.train.reporter import Reporter
 from triax.train.state import TrainState, extra_of, tensors_of
+from triax.units import format_seconds
 
 
 class Saver:
@@ -23,6 +24,7 @@ class Saver:
         self._stages, self._optimizer = stages, optimizer
         self._data_fingerprint, self._began_as = data_fingerprint, began_as
         self._stall_s = 0.0
+        self._has_given_up = False
         self.newest_step = 0
         """The newest step that this session has brought to disk; 0 where none."""
         self.failure = ""
@@ -32,9 +34,11 @@ class Saver:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
         started_s = time.perf_counter()
         extra = extra_of(state, self._plan, self._data_fingerprint, self._began_as)
-        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra, wait)
+        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra)
         self._tell(handle.previous)
         self._tell(handle.outcome)
+        if wait and handle.outcome is None:
+            self.finish()
         self._stall_s += time.perf_counter() - started_s
 
     def poll(self) -> None:
@@ -42,8 +46,13 @@ class Saver:
         self._tell(self._writer.poll())
 
     def finish(self) -> None:
-        """Wait for the save in flight."""
-        self._tell(self._writer.finish())
+        """Wait for the save in flight, as long as ranks wait for each other: a hanging disk must not hang the run."""
+        patience_s = self._plan.run.train.timeout_s
+        outcome = self._writer.finish(0.0 if self._has_given_up else patience_s)
+        self._tell(outcome)
+        if outcome is None and (step := self._writer.step_in_flight) is not None:
+            self._has_given_up = True
+            self.failure = f"step {step} is still being written after {format_seconds(patience_s)}"
 
     def take_stall_s(self) -> float:
         """Return for how many seconds saving has kept training waiting since the last call."""
