@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from triax.checkpoint.save import CheckpointWriter, SaveOutcome
 from triax.nn.decoder import Decoder
 from triax.spec.plan import Plan
+from triax.train.cadence import Cadence
 from triax.train.optimizer import Optimizer
 from triax.train.reporter import Reporter
 from triax.train.state import TrainState, extra_of, tensors_of
@@ -17,10 +19,10 @@ class Saver:
 
     def __init__(
         self, writer: CheckpointWriter, stages: Sequence[Decoder], optimizer: Optimizer, plan: Plan,
-        data_fingerprint: str, began_as: str | None, reporter: Reporter,
+        data_fingerprint: str, began_as: str | None, reporter: Reporter, cadence: Cadence,
     ) -> None:  # fmt: skip
         """``began_as``: digest of the checkpoint that gave the run its first weights, None where they were random."""
-        self._writer, self._plan, self._reporter = writer, plan, reporter
+        self._writer, self._plan, self._reporter, self._cadence = writer, plan, reporter, cadence
         self._stages, self._optimizer = stages, optimizer
         self._data_fingerprint, self._began_as = data_fingerprint, began_as
         self._stall_s = 0.0
@@ -29,6 +31,10 @@ class Saver:
         """The newest step that this session has brought to disk; 0 where none."""
         self.failure = ""
         """Why the newest save failed; empty where it did not."""
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the state after ``step`` steps is to be saved; called once after each step."""
+        return self._cadence.is_due(step)
 
     def save(self, state: TrainState, *, wait: bool) -> None:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
@@ -39,7 +45,9 @@ class Saver:
         self._tell(handle.outcome)
         if wait and handle.outcome is None:
             self.finish()
-        self._stall_s += time.perf_counter() - started_s
+        stall_s = time.perf_counter() - started_s
+        self._cadence.leave_out(stall_s)
+        self._stall_s += stall_s
 
     def poll(self) -> None:
         """Tell how the save in flight ended, if it did; does not wait."""
@@ -63,6 +71,9 @@ class Saver:
         if outcome is None:
             return
         self.failure = "" if outcome.ok else outcome.reason
+        if (interval := self._cadence.learn(outcome)) is not None:
+            self._reporter.event("checkpoint_interval", outcome.step, asdict(interval))
+            self._reporter.say(f"checkpoints: {interval.describe()}")
         if outcome.ok:
             self.newest_step = outcome.step
             detail = {"seconds": outcome.seconds, "stall_seconds": outcome.stall_seconds, "bytes": outcome.bytes}
