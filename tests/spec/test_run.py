@@ -76,6 +76,7 @@ HABITS: Said = {
     "train.timeout_s": 5.0,
     "eval.every_steps": 5,
     "checkpoint.every_steps": 7,
+    "checkpoint.failures_per_1000_server_days": 1.5,
     "checkpoint.keep": 9,
     "checkpoint.background": True,
     "guard.check_initial_loss": True,
