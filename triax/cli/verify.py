@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from triax.spec.run import Run
     from triax.verify.finding import Finding
     from triax.verify.shrink import Case
+
+_SHUTDOWN_S: Final = 5.0
+"""Ranks that compare have nothing to save."""
 
 verify_app = typer.Typer()
 
@@ -102,7 +105,8 @@ def _layout_of(run: "Run") -> "Layout":
 
 def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[Finding]":
     """Train ``case`` on both sides and show how they compare."""
-    from triax.launch.agent import run_workers, warm_up
+    from triax.launch.agent import alone, run_workers
+    from triax.launch.workers import warm_up
 
     ranks = case.layout.world_size
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # both sides compute on CPUs
@@ -110,7 +114,8 @@ def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[
     console.print(_opening(run, case))
 
     from triax.cli.progress import preparing
-    from triax.train.places import explanation, make_places
+    from triax.train.places import failure_of, make_places
+    from triax.train.stop import StopWish, stop_signals
     from triax.verify.parity import ParityOrder, work, write_reference
     from triax.verify.sides import collected, reference_of
     from triax.verify.tokens import small_corpus
@@ -126,9 +131,12 @@ def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[
             case.run.model_dump_json(), case.layout.model_dump_json(), corpus.address,
             str(folder / "reference.safetensors"), str(folder), str(folder / "places"),
         )  # fmt: skip
-        ended = run_workers(work, order, ranks, shutdown_s=5)
+        wish = StopWish()
+        with stop_signals(wish):
+            ended = run_workers(work, order, alone(ranks), _SHUTDOWN_S, lambda: _SHUTDOWN_S if wish.is_asked else None)
         if ended.code:
-            reason = explanation(places, case.layout, ended.wordless) or "a rank failed, see above."
+            failure = failure_of(places, case.layout, ended.wordless, 0, ranks)
+            reason = "a rank failed, see above." if failure.is_told else failure.sentence
             raise TriaxError(f"{case.layout.describe()} could not be compared: {reason}")
         findings = collected(case, trained, folder)
     _show(findings, console)

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,12 @@ from triax.spec.plan import Plan, plan_as_json
 from triax.spec.run import Run
 from triax.train.origin import carry_along
 
+_STEP_FOLDER: Final = re.compile(r"step-([0-9]{8,19})(?:-[0-9]+)?")
+
 _LARGEST_GLANCE_BYTES: Final = 1 << 24
 """A manifest above this takes longer to read than a mistake in a run file should take to be told."""
+
+_LOCK_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,16 @@ class RunFolder:
         """Marker that the run was asked to stop and saved its state."""
         return self.path / "stopped.json"
 
+    @property
+    def stop_file(self) -> Path:
+        """Whoever makes it asks the run to save its state and stop; the next start removes it."""
+        return self.path / "stop"
+
+    def newest_step(self) -> int | None:
+        """Return the step of the newest saved state, by its name alone; None where there is none."""
+        found = (_STEP_FOLDER.fullmatch(path.parent.name) for path in self.checkpoints.glob("step-*/manifest.json"))
+        return max((int(match[1]) for match in found if match), default=None)
+
     def timeline(self, step: int) -> Path:
         """When each rank ran each action of ``step``."""
         return self.path / f"timeline-step{step:08d}.json"
@@ -62,12 +77,15 @@ class RunFolder:
         return self._resolved.exists()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder against a second start of the same run; raise BadInput where one is under way."""
+    def locked(self, patience_s: float = 0.0) -> Iterator[None]:
+        """Hold the folder against a second start of the same run; raise BadInput where one is under way.
+
+        Ranks whose start was killed save and leave by themselves, and until then the folder is theirs: they are waited
+        for, at most ``patience_s``. A wish to stop that was for an earlier start is forgotten.
+        """
         with self._held(".lock"):
-            # Ranks whose start was killed save and leave by themselves, and until then the folder is theirs.
-            with self.held_by_rank_0():
-                pass
+            with self._held(".rank-0.lock", patience_s):
+                self.stop_file.unlink(missing_ok=True)
             yield
 
     @contextmanager
@@ -77,18 +95,16 @@ class RunFolder:
             yield
 
     @contextmanager
-    def _held(self, name: str) -> Iterator[None]:
+    def _held(self, name: str, patience_s: float = 0.0) -> Iterator[None]:
         lock = self._open_lock(name)
+        gives_up_s = time.monotonic() + patience_s
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BadInput(
-                    f"{self.path} belongs to a run that is still going: wait for it, or give another --run-dir."
-                ) from None
-            except OSError:
-                # A file system without locks (some network mounts): better to train unguarded than not at all.
-                pass
+            while not _is_locked(lock):
+                if time.monotonic() >= gives_up_s:
+                    raise BadInput(
+                        f"{self.path} belongs to a run that is still going: wait for it, or give another --run-dir."
+                    )
+                time.sleep(_LOCK_LOOK_S)
             yield
         finally:
             os.close(lock)
@@ -137,6 +153,18 @@ class RunFolder:
     def _unwritable(self, error: OSError) -> BadInput:
         reason = error.strerror or str(error)
         return BadInput(f"the run folder {self.path} cannot be written: {reason}; give another --run-dir.")
+
+
+def _is_locked(lock: int) -> bool:
+    """Lock an open file; return False where another process holds it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # A file system without locks (some network mounts): better to train unguarded than not at all.
+        pass
+    return True
 
 
 def _said_by(manifest: Path) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from triax.launch.agent import REQUEUE, Ended, ended
+from triax.launch.workers import REQUEUE, Ended, ended
 
 
 @pytest.mark.parametrize(
