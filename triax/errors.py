@@ -27,3 +27,9 @@ class Preempted(TriaxError):
     """The run was asked to stop, saved its state and can be started again unchanged. Exit code 75 (EX_TEMPFAIL)."""
 
     exit_code = 75
+
+
+class Interrupted(TriaxError):
+    """Somebody pressed Ctrl-C where there was nothing to save. Exit code 130, as shells say of SIGINT."""
+
+    exit_code = 130

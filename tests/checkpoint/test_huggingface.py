@@ -379,7 +379,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr("triax.checkpoint.disk.free_bytes", lambda _: 1000)
         with pytest.raises(BadInput, match=r"disk full: it needs .* KiB in .* and 1000 B are free"):
-            import_folder(folder, tmp_path / "checkpoint")
+            import_folder(folder, tmp_path / "new" / "checkpoint")
 
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")

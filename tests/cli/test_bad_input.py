@@ -1,5 +1,6 @@
 """Is every mistake of a user told in one sentence and with exit code 2, and is nothing lost by it?"""
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from tests.cli.typed import Typed, contents, copied, losses, make_run, num_lines
 from tests.spec.run_files import write
 from triax.checkpoint.verify import newest_verified
 from triax.cli import run
+from triax.errors import BadInput
 from triax.train.run_folder import RunFolder
 
 TRAIN = ("train", "run.toml", "--ranks", 1, "--run-dir", "run")
@@ -266,6 +268,34 @@ def test_a_folder_that_cannot_be_written(run_file: Path, here: Typed) -> None:
     (run_file.parent / "file").write_text("here")
     for folder in ("file", "file/below", "/proc/below"):
         refuse(here("train", "run.toml", "--ranks", 1, "--run-dir", folder), f"{folder} cannot be written")
+    refuse(here(*TRAIN, "data.cache_dir=/proc/below"), "cannot be written to /proc/below: No such file", "set data.c")
+    refuse(here("train", "run.toml", "--ranks", 1, "--run-dir", "a/b/" + "c" * 300), "cannot be written", "too long")
+    assert not (run_file.parent / "a").exists()
+
+
+@pytest.mark.parametrize("run_dir", ["run", "runs/of/mine", "there"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_refusal_leaves_no_folder_behind(ranks: int, run_dir: str, run_file: Path, here: Typed) -> None:
+    (run_file.parent / "there").mkdir()
+    before = sorted(path for path in run_file.parent.rglob("*") if "cache" not in path.parts)
+    words = ("train", "run.toml", "--ranks", ranks, "--run-dir", run_dir, "model.vocab_size=100")
+    refuse(here(*words), "model.vocab_size=100")
+    assert sorted(path for path in run_file.parent.rglob("*") if "cache" not in path.parts) == before
+
+
+def test_a_lock_that_was_removed_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that is refused removes its lock while another one has opened it, and waits to lock it."""
+    folder, flock = RunFolder(tmp_path / "run"), fcntl.flock
+
+    def after_the_other_has_gone(lock: int, how: int) -> None:
+        monkeypatch.undo()
+        (folder.path / ".lock").unlink()
+        flock(lock, how)
+
+    monkeypatch.setattr("triax.train.run_folder.fcntl.flock", after_the_other_has_gone)
+    with folder.locked(), pytest.raises(BadInput, match="still going"), folder.locked():
+        pass
+    assert not folder.path.exists()
 
 
 def test_a_second_start_in_the_same_folder(again: Path, here: Typed) -> None:
@@ -446,6 +476,7 @@ def test_a_full_disk_stops_no_training_and_takes_no_checkpoint(
     assert "step 7 was trained and could not be saved" in told.sentence
     assert "disk full" in told.sentence
     assert [word for word in ("step 4", "step 6") if f"{word} was not saved: disk full" not in caplog.text] == []
+    assert "step 7" not in caplog.text  # it is told once, by the sentence
     assert contents(checkpoint(small_disk / "run", 2)) == before
     assert len(losses(small_disk / "run")) == 7
     ballast.unlink()
@@ -485,5 +516,6 @@ def test_a_save_that_fails_in_the_middle(
     assert told.code == 1
     assert "step 7 was trained and could not be saved" in told.sentence
     assert "step 6 was not saved" in caplog.text
+    assert "step 7" not in caplog.text
     assert contents(checkpoint(again, 4)) == before
     assert num_lines(again / "metrics.jsonl") == 7

@@ -71,6 +71,7 @@ def test_what_cannot_be_is_one_sentence(here: Typed, hf: Path) -> None:
     refuse(here("import", "hf", "a" * 5000), "cannot be made: file name too long")
     refuse(here("import", "hf", "hf"), "hf is there already, and nothing is overwritten")
     refuse(here("import", "hf", "hf/config.json/start"), "start cannot be made: ")
+    refuse(here("import", "hf", "/proc/start"), "/proc/start cannot be made: no such file or directory")
     refuse(here("export", "empty", "out"), "holds no finished checkpoint")
     refuse(here("export", "hf", "out"), "holds no finished checkpoint")
     refuse(here("export", "a" * 5000, "out"), "is no folder")

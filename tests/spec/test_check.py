@@ -15,7 +15,7 @@ from triax.spec.check import check, require_legal
 from triax.spec.cluster import Cluster
 from triax.spec.layout import AXES, Layout, Refusal
 from triax.spec.resolve import resolve_layout
-from triax.spec.run import Run
+from triax.spec.run import LayoutRequest, Run
 from triax.spec.schedule import SCHEDULES, legal, splits_backward
 
 SMALL = st.integers(1, 4)
@@ -362,6 +362,26 @@ def test_microbatches_that_do_not_make_a_step() -> None:
         "step: use microbatches=2 sequences_per_microbatch=3, microbatches=3 sequences_per_microbatch=2 or "
         "microbatches=1 sequences_per_microbatch=6."
     ]
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        (
+            {"microbatches": 4},
+            "microbatches=4 does not divide the 6 sequences that each of 2 data ranks has in a step: use "
+            "microbatches=2, microbatches=3 or microbatches=6.",
+        ),
+        (
+            {"sequences_per_microbatch": 5},
+            "sequences_per_microbatch=5 does not divide the 6 sequences that each of 2 data ranks has in a step: use "
+            "sequences_per_microbatch=2, sequences_per_microbatch=3 or sequences_per_microbatch=6.",
+        ),
+    ],
+)
+def test_only_what_was_typed_is_named(request_: Said, sentence: str) -> None:
+    run = run_of(12).model_copy(update={"layout": LayoutRequest(**request_)})
+    assert [refusal.message for refusal in check(resolve_layout(run, 2), run)] == [sentence]
 
 
 def test_ranks_that_are_not_there() -> None:

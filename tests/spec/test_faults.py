@@ -76,6 +76,17 @@ def test_every_fault_is_told() -> None:
     assert [line.split(" ")[0] for line in lines_of(said)] == ["data.seq_len:", "train.steps"]
 
 
+def test_unknown_keys_and_bad_values_are_told_together() -> None:
+    said = changed(changed(smallest(), "train.stepz", 3), "data.seq_len", "long")
+    assert [line.split(":")[0] for line in lines_of(said)] == ["unknown key 'train.stepz'", "data.seq_len"]
+    del said["train"]["steps"], said["model"]["vocab_size"]
+    assert [line.partition(":")[0] for line in lines_of(said)] == [
+        "unknown key 'train.stepz'",  # which asks for train.steps, and so that is not told as missing too
+        "model.vocab_size is missing",
+        "data.seq_len",
+    ]
+
+
 def test_a_file_of_another_kind_does_not_fill_the_screen() -> None:
     lines = lines_of({f"key{i}": i for i in range(10_000)})
     assert len(lines) == 21

@@ -187,6 +187,11 @@ def test_other_words_are_no_overrides(word: str, tmp_path: Path) -> None:
     )
 
 
+def test_every_word_that_is_no_override_is_told(tmp_path: Path) -> None:
+    lines = refusal_of(write(tmp_path, smallest()), "steps=3", "train.steps=3", "nonsense").split("\n")
+    assert [line.split(" ")[0] for line in lines] == ["'steps=3'", "'nonsense'"]
+
+
 def test_words_are_checked_like_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, smallest())
     assert "unknown key 'train.lr': that setting is called learning_rate.peak here" in refusal_of(path, "train.lr=1")

@@ -5,10 +5,12 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from io import BufferedReader
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -120,18 +122,21 @@ def new_folder(path: Path, needed_bytes: int) -> Iterator[Path]:
     Raises BadInput where something is there already or there is no room, and TriaxError where the disk fails.
     """
     path = path.absolute()
+    made: list[Path] = []
     try:
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise BadInput(f"{path} is there already, and nothing is overwritten: name a new folder.")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        made = make_folders(path.parent)
+        # First of all, since where nothing can be made there is often no room either, and that would not be the reason.
+        fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        remove_empty(made)
+        raise BadInput(f"{path} cannot be made: {sentence(error)}; name another folder.") from None
+    try:
         if needed_bytes > (free := free_bytes(path.parent)):
             raise BadInput(
                 f"disk full: it needs {format_bytes(needed_bytes)} in {path.parent} and {format_bytes(free)} are free."
             )
-        fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise BadInput(f"{path} cannot be made: {sentence(error)}; name another folder.") from None
-    try:
         yield fresh
         fresh.chmod(0o777 & ~_umask())
         sync_folder(fresh)
@@ -141,6 +146,26 @@ def new_folder(path: Path, needed_bytes: int) -> Iterator[Path]:
         raise TriaxError(f"{path} could not be written: {sentence(error)}; nothing of it was left.") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # gone already where all went well
+        remove_empty(made)
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make ``path`` with the folders it lies in; return those that were missing, inner ones first. Raises OSError, and
+    then nothing was made."""
+    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        remove_empty(missing)
+        raise
+    return missing
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of ``folders`` that hold nothing, inner ones first."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _umask() -> int:
@@ -151,9 +176,10 @@ def _umask() -> int:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how many bytes an ordinary user can still write to the file system of ``folder``."""
+    """Return how many bytes an ordinary user can still write to the file system of ``folder``; no limit where it does
+    not tell, as some network mounts do not."""
     status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
+    return status.f_bavail * status.f_frsize if status.f_blocks else sys.maxsize
 
 
 def sentence(error: OSError) -> str:

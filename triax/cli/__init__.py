@@ -16,7 +16,7 @@ from triax.cli.plan import plan_app
 from triax.cli.schedule import schedule_app
 from triax.cli.tokenizer import tokenizer_app
 from triax.cli.verify import verify_app
-from triax.errors import BadInput, TriaxError
+from triax.errors import BadInput, Interrupted, TriaxError
 
 app = typer.Typer(
     name="triax",
@@ -45,14 +45,6 @@ LayoutOption = Annotated[
 ]
 
 
-def main() -> None:
-    """The command ``triax``: run the command line of this process and leave with its exit code."""
-    code = run(sys.argv[1:])
-    # The command is over; Ctrl-C once more would only show what Python still tidies up.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)
-
-
 def run(words: Sequence[str]) -> int:
     """Run a command line; return its exit code: 0 done, 1 failed, 2 bad input, 3 stopped by the guard, 75 stopped as
     asked and saved, 130 interrupted where there was nothing to save.
@@ -60,10 +52,13 @@ def run(words: Sequence[str]) -> int:
     What a user should know of a failure is one sentence on standard error.
     """
     from triax.train.message import be_silent, tell, write_anything
+    from triax.train.stop import raised_by_signals
 
     write_anything()
+    is_deaf = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in the background of a shell
     try:
-        code = _invoke(words)
+        with raised_by_signals(Interrupted("interrupted."), () if is_deaf else (signal.SIGINT,)):
+            code = _invoke(words)
         sys.stdout.flush()
         return code
     except TriaxError as error:
@@ -79,8 +74,6 @@ def run(words: Sequence[str]) -> int:
         be_silent()
         tell(f"{error.filename or 'the system says'}: {error.strerror or error}.")
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 def _invoke(words: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from triax.spec.plan import Plan
     from triax.spec.run import Run
     from triax.train.order import Order
-    from triax.train.places import Failure
+    from triax.train.places import Failure, Places
     from triax.train.run_folder import RunFolder
     from triax.train.stop import StopWish
 
@@ -47,7 +47,8 @@ def keep_training(plan: "Plan", folder: "RunFolder", order: "Order", max_restart
             ended = run_workers(work, order, alone(ranks), shutdown_s, asked)
             if ended.code not in (1, REQUEUE) or (ended.code == REQUEUE and folder.stopped.exists()):
                 return ended.code
-            refuse_to_stop_unsaved(wish)
+            if wish.is_asked:
+                raise stopped_unsaved(places, ranks)
             failure = failure_of(places, plan.layout, ended.wordless, 0, ranks)
             restart = restart_after(failure, plan, folder, budget)
             if restart is None:
@@ -55,10 +56,16 @@ def keep_training(plan: "Plan", folder: "RunFolder", order: "Order", max_restart
             pause(restart.wait_s, wish)
 
 
-def refuse_to_stop_unsaved(wish: "StopWish") -> None:
-    """Raise TriaxError where ranks that failed had been asked to stop: they are not started again."""
-    if wish.is_asked:
-        raise TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
+def stopped_early() -> Preempted:
+    """Return what to raise where a run is stopped that has done nothing yet."""
+    return Preempted("stopped before the first step, as asked; the same command starts again.")
+
+
+def stopped_unsaved(places: "Places", num_ranks: int) -> TriaxError:
+    """Return what to raise where ranks ended without saving that had been asked to stop: they do not start again."""
+    if not any(places.phase(rank) for rank in range(num_ranks)):
+        return stopped_early()
+    return TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
 
 
 def pause(seconds: float, wish: "StopWish") -> None:

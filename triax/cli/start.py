@@ -9,8 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from triax.cli.recover import keep_training
-from triax.errors import BadInput, Preempted
+from triax.cli.recover import keep_training, stopped_early
+from triax.errors import BadInput
 from triax.spec.check import require_legal
 from triax.spec.cluster import Cluster
 from triax.spec.faults import validated
@@ -46,7 +46,7 @@ def start_training(
         raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
     with ExitStack() as held:
         # Until a rank takes over the signals that ask for an end: nothing was done yet, so nothing is lost.
-        with raised_by_signals(Preempted("stopped before the first step, as asked; the same command starts again.")):
+        with raised_by_signals(stopped_early()):
             plan, text = _read(target, [*overrides, *layout_words(layout or "")], rank, num_ranks)
             folder = _folder_of(target, run_dir)
             if rank is None:
@@ -59,9 +59,9 @@ def start_training(
                 order = _prepare_as_started(plan, folder, rank, text, quiet, held)
             from triax.train.worker import leave, train_as_rank
         code = train_as_rank(order)
-        if code and rank is not None:
-            leave(code)
-        return code
+    if code and rank is not None:
+        leave(code)
+    return code
 
 
 def _read(target: Path, overrides: list[str], rank: "Rank | None", num_ranks: int | None) -> tuple[Plan, str]:

@@ -4,12 +4,12 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from triax.cli.files import write_json
-from triax.errors import BadInput, TriaxError
+from triax.errors import BadInput, Interrupted, TriaxError
 from triax.units import format_count
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from triax.spec.run import Run
     from triax.verify.finding import Finding
     from triax.verify.shrink import Case
-
-_SHUTDOWN_S: Final = 5.0
-"""Ranks that compare have nothing to save."""
 
 verify_app = typer.Typer()
 
@@ -133,7 +130,9 @@ def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[
         )  # fmt: skip
         wish = StopWish()
         with stop_signals(wish):
-            ended = run_workers(work, order, alone(ranks), _SHUTDOWN_S, lambda: _SHUTDOWN_S if wish.is_asked else None)
+            ended = run_workers(work, order, alone(ranks), 0.0, lambda: 0.0 if wish.is_asked else None)
+        if wish.is_asked:
+            raise Interrupted("interrupted.")
         if ended.code:
             failure = failure_of(places, case.layout, ended.wordless, 0, ranks)
             reason = "a rank failed, see above." if failure.is_told else failure.sentence

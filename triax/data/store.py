@@ -227,13 +227,15 @@ class StoreWriter:
 
 def cannot_write(cache_folder: Path, most_bytes: int, error: OSError, *, keeps_parts: bool = False) -> BadInput:
     """Return why the cache cannot be written, and what would help."""
-    reason = error.strerror or str(error)
-    most = format_bytes(most_bytes)
-    message = f"Prepared tokens cannot be written to {cache_folder}: {reason}; up to {most} are needed there"
-    with suppress(OSError):  # the folder could not even be made
-        message += f" and {format_bytes(shutil.disk_usage(cache_folder).free)} are free"
+    message = f"Prepared tokens cannot be written to {cache_folder}: {error.strerror or error}"
+    remedy = "set data.cache_dir to another folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        message += f"; up to {format_bytes(most_bytes)} are needed there"
+        with suppress(OSError):  # the folder could not even be made
+            message += f" and {format_bytes(shutil.disk_usage(cache_folder).free)} are free"
+        remedy = f"make room, or {remedy}"
     kept = "; what is finished was kept" if keeps_parts else ""
-    return BadInput(f"{message}: make room, or set data.cache_dir to another folder{kept}.")
+    return BadInput(f"{message}: {remedy}{kept}.")
 
 
 class _HashedFile:

@@ -5,6 +5,7 @@ arguments, and stays: a restart costs a fork. Nothing here waits for longer than
 watch other things too.
 """
 
+import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -53,6 +54,15 @@ def warm_up(*modules: str, num_ranks: int) -> None:
         for start in (multiprocessing.resource_tracker.ensure_running, multiprocessing.forkserver.ensure_running):
             with _held_back():
                 start()
+    atexit.register(_end_fork_server)
+
+
+def _end_fork_server() -> None:
+    """Once this process leaves, nobody asks its fork server for anything; it may still be importing, for seconds."""
+    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,16 +188,29 @@ def _step(layout: Layout, run: Run) -> list[Refusal]:
             f"{either(nearest(divisors(asked), data_ranks))}."
         )
         return [Refusal("data_ranks", message)]
-    share = asked // data_ranks
+    return [Refusal("microbatches", _uneven_cut(layout, run, asked // data_ranks))]
+
+
+def _uneven_cut(layout: Layout, run: Run, share: int) -> str:
+    """Return why the microbatches do not make the ``share`` of a data rank, in the keys that the user has set."""
+    owner = "the data rank has" if layout.data_ranks == 1 else f"each of {layout.data_ranks} data ranks has"
+    what = f"the {share} sequences that {owner} in a step"
+    said = [
+        key for key in ("microbatches", "sequences_per_microbatch") if getattr(run.layout, key) == getattr(layout, key)
+    ]
+    if len(said) == 1 and share % (value := getattr(layout, said[0])):
+        # The other one was worked out from it, and would be again.
+        (key,) = said
+        fitting = (f"{key}={each}" for each in nearest(divisors(share), value))
+        return f"{key}={value} does not divide {what}: use {either(fitting)}."
     cuts = [(share // sequences, sequences) for sequences in nearest(divisors(share), layout.sequences_per_microbatch)]
     if share % layout.microbatches == 0:
         cuts.insert(0, (layout.microbatches, share // layout.microbatches))
     fitting = (f"microbatches={count} sequences_per_microbatch={each}" for count, each in dict.fromkeys(cuts))
-    message = (
+    return (
         f"microbatches={layout.microbatches} x sequences_per_microbatch={layout.sequences_per_microbatch} do not make "
-        f"the {share} sequences that each of {data_ranks} data ranks has in a step: use {either(fitting)}."
+        f"{what}: use {either(fitting)}."
     )
-    return [Refusal("microbatches", message)]
 
 
 def _step_sizes(run: Run, data_ranks: int) -> str:

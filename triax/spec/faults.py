@@ -45,12 +45,21 @@ _ADVICE: Final[dict[str, str]] = {
 
 def validated(kind: type[_Said], said: Mapping[str, Any], origin: str) -> _Said:
     """Return ``said`` as a value of ``kind``; raise BadInput with one line for each fault, which ``origin`` begins."""
-    faults = list(islice(_unknown_keys(kind, said, ""), _MOST_SHOWN + 1))
-    if not faults:
-        try:
-            return kind.model_validate(dict(said))
-        except ValidationError as error:
-            faults = [fault for item in error.errors(include_url=False) for fault in _faults(item)]
+    unknown = list(islice(_unknown_keys(kind, said, ""), _MOST_SHOWN + 1))
+    try:
+        value = kind.model_validate(dict(said))
+    except ValidationError as error:
+        items = error.errors(include_url=False)
+    else:
+        if not unknown:
+            return value
+        items = []
+    faults = list(unknown)
+    for item in items:
+        if item["type"] == "missing" and _is_offered(".".join(map(str, item["loc"])), unknown):
+            continue  # it is there by a wrong name, which is told already
+        if not unknown or item["type"] != "extra_forbidden":
+            faults += _faults(item)
     told = list(dict.fromkeys(faults))
     if len(told) > _MOST_SHOWN:
         told[_MOST_SHOWN:] = ["there are more faults."]
@@ -113,6 +122,10 @@ def _known_elsewhere(said: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield f"unknown key {shown(prefix + key)}: that setting is called {name} here."
         elif name := _elsewhere(key):
             yield f"unknown key {shown(prefix + key)}: did you mean {name}?"
+
+
+def _is_offered(name: str, unknown: list[str]) -> bool:
+    return any(line.endswith((f"did you mean {name}?", f"is called {name} here.")) for line in unknown)
 
 
 def _foreign(key: str) -> str | None:

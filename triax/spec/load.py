@@ -36,8 +36,7 @@ def load_run(path: Path, overrides: Sequence[str] = ()) -> Run:
     Relative paths in ``[data]`` and ``[model]`` start at the file's folder. Raises BadInput with every fault found.
     """
     said = _read_toml(path)
-    for word in overrides:
-        _override(said, word)
+    _override_all(said, overrides)
     run = validated(Run, resolve_model(said, path), str(path))
     return _with_absolute_paths(run, path)
 
@@ -86,6 +85,18 @@ def _check_version(said: dict[str, Any], origin: str) -> None:
         f"{origin} has format_version={shown(version)}, and this version of triax reads up to {FORMAT_VERSION}: "
         f"use the version of triax that wrote it, or a newer one."
     )
+
+
+def _override_all(said: dict[str, Any], words: Sequence[str]) -> None:
+    """Apply ``section.key=value`` words to ``said``; raise BadInput with every word that cannot be applied."""
+    faults = []
+    for word in words:
+        try:
+            _override(said, word)
+        except BadInput as error:
+            faults.append(str(error))
+    if faults:
+        raise BadInput("\n".join(faults))
 
 
 def _override(said: dict[str, Any], word: str) -> None:

@@ -185,6 +185,7 @@ class _Loop:
                 saved = done
         self._settle(with_eval=False)
         self.progress.enter("saving")
+        self.saver.last_step = self.state.step
         if saved != self.state.step:
             self.saver.save(self.state, wait=True)
         self.saver.finish()

@@ -6,25 +6,29 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import tomli_w
 
+from triax.checkpoint.disk import make_folders, remove_empty
 from triax.errors import BadInput
 from triax.spec.model_source import as_run_file
 from triax.spec.plan import Plan, plan_as_json
 from triax.spec.run import Run
 from triax.train.origin import carry_along
 
+_LOCK: Final = ".lock"
+_LOCK_OF_RANK_0: Final = ".rank-0.lock"
+
+_LOCK_LOOK_S: Final = 0.05
+
 _STEP_FOLDER: Final = re.compile(r"step-([0-9]{8,19})(?:-[0-9]+)?")
 
 _LARGEST_GLANCE_BYTES: Final = 1 << 24
 """A manifest above this takes longer to read than a mistake in a run file should take to be told."""
-
-_LOCK_LOOK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +86,73 @@ class RunFolder:
 
         Ranks whose start was killed save and leave by themselves, and until then the folder is theirs: they are waited
         for, at most ``patience_s``. A wish to stop that was for an earlier start is forgotten.
+
+        Where no run has begun in the folder by the end, as one that was refused, nothing is left of the attempt.
         """
-        with self._held(".lock"):
-            with self._held(".rank-0.lock", patience_s):
-                self.stop_file.unlink(missing_ok=True)
-            yield
+        made = self._make()
+        try:
+            with self._held(_LOCK):
+                with self._held(_LOCK_OF_RANK_0, patience_s):
+                    self.stop_file.unlink(missing_ok=True)
+                try:
+                    yield
+                finally:
+                    if not self.is_of_a_run():
+                        with suppress(BadInput), self.held_by_rank_0():
+                            self._remove_traces()
+        finally:
+            remove_empty(made)
+
+    def _remove_traces(self) -> None:
+        remove_empty([self.checkpoints])
+        for path in (self.places, self.path / _LOCK_OF_RANK_0, self.path / _LOCK):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def held_by_rank_0(self) -> Iterator[None]:
         """Hold the folder as the rank that writes to it; raise BadInput where another one does."""
-        with self._held(".rank-0.lock"):
+        with self._held(_LOCK_OF_RANK_0):
             yield
 
     @contextmanager
     def _held(self, name: str, patience_s: float = 0.0) -> Iterator[None]:
-        lock = self._open_lock(name)
-        gives_up_s = time.monotonic() + patience_s
+        lock = self._taken(name, patience_s)
         try:
-            while not _is_locked(lock):
-                if time.monotonic() >= gives_up_s:
-                    raise BadInput(
-                        f"{self.path} belongs to a run that is still going: wait for it, or give another --run-dir."
-                    )
-                time.sleep(_LOCK_LOOK_S)
             yield
         finally:
             os.close(lock)
 
-    def _open_lock(self, name: str) -> int:
+    def _taken(self, name: str, patience_s: float) -> int:
+        """Return the descriptor of a file that this process has locked; raise BadInput where another one has it for
+        longer than ``patience_s``."""
+        path, gives_up_s = self.path / name, time.monotonic() + patience_s
+        while True:
+            try:
+                lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise self._unwritable(error) from None
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                if time.monotonic() < gives_up_s:
+                    time.sleep(_LOCK_LOOK_S)
+                    continue
+                raise BadInput(
+                    f"{self.path} belongs to a run that is still going: wait for it, or give another --run-dir."
+                ) from None
+            except OSError:
+                # A file system without locks (some network mounts): better to train unguarded than not at all.
+                return lock
+            # A start that was refused may have removed the file after it was opened here.
+            if _is_at(path, lock):
+                return lock
+            os.close(lock)
+
+    def _make(self) -> list[Path]:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path / name, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            return make_folders(self.path)
         except OSError as error:
             raise self._unwritable(error) from None
 
@@ -155,16 +195,12 @@ class RunFolder:
         return BadInput(f"the run folder {self.path} cannot be written: {reason}; give another --run-dir.")
 
 
-def _is_locked(lock: int) -> bool:
-    """Lock an open file; return False where another process holds it."""
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether ``path`` is the name of the file that is open as ``descriptor``."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
         return False
-    except OSError:
-        # A file system without locks (some network mounts): better to train unguarded than not at all.
-        pass
-    return True
 
 
 def _said_by(manifest: Path) -> dict[str, Any] | None:

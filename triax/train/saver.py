@@ -27,6 +27,8 @@ class Saver:
         """The newest step that this session has brought to disk; 0 where none."""
         self.failure = ""
         """Why the newest save failed; empty where it did not."""
+        self.last_step: int | None = None
+        """The step after which training ends, once that is known: who ends the run tells why it was not saved."""
 
     def save(self, state: TrainState, *, wait: bool) -> None:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
@@ -62,4 +64,5 @@ class Saver:
                 self._reporter.warn(f"step {outcome.step} is saved, but {outcome.reason}.")
         else:
             self._reporter.event("save_failed", outcome.step, {"reason": outcome.reason})
-            self._reporter.warn(f"step {outcome.step} was not saved: {outcome.reason}; training goes on.")
+            if outcome.step != self.last_step:
+                self._reporter.warn(f"step {outcome.step} was not saved: {outcome.reason}; training goes on.")

@@ -1,13 +1,16 @@
 """How does a run hear that it should stop?"""
 
+import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """From a cluster or a person, from a keyboard, Slurm's notice, and a terminal that went away."""
 
 _LOOK_S: Final = 1.0
@@ -47,25 +50,53 @@ def stop_signals(wish: StopWish) -> Iterator[None]:
         yield
 
 
+class _Asked(BaseException):
+    """No ``except Exception`` on its way stops it; it never leaves this module."""
+
+
 @contextmanager
-def raised_by_signals(error: Exception) -> Iterator[None]:
-    """Raise ``error`` where such a signal comes, in the body of the ``with``: there is no state to save yet."""
+def raised_by_signals(error: BaseException, numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Raise ``error`` where one of the signals comes, in the body of the ``with``: there is no state to save yet.
+
+    Python may run a handler inside a callback of its own, such as those of imports, and drops what is raised there: the
+    signal is then sent again. What else goes wrong once a signal has come is a consequence, such as an import that was
+    cut short, and is not told.
+    """
+    is_asked = False
+    told_before = sys.unraisablehook
 
     def leave(_signal: int, _frame: Any) -> None:
-        raise error
+        nonlocal is_asked
+        is_asked = True
+        raise _Asked
 
-    with _handled_by(leave):
-        yield
+    def ask_again(dropped: "sys.UnraisableHookArgs") -> None:
+        if isinstance(dropped.exc_value, _Asked):
+            Timer(0.01, os.kill, (os.getpid(), numbers[0])).start()
+        else:
+            told_before(dropped)
+
+    sys.unraisablehook = ask_again
+    try:
+        with _handled_by(leave, numbers):
+            yield
+    except BaseException:
+        if not is_asked:
+            raise
+    finally:
+        sys.unraisablehook = told_before
+    if is_asked:
+        raise error from None
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def _handled_by(handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Let ``handler`` have the signals for the body of the ``with``; a hang-up that is ignored (``nohup``) stays so.
 
     What a parent held back until this process could answer comes now.
     """
     is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    wanted = [number for number in _SIGNALS if not (is_nohup and number == signal.SIGHUP)]
+    wanted = [number for number in numbers if not (is_nohup and number == signal.SIGHUP)]
     before = {number: signal.signal(number, handler) for number in wanted}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, wanted)
     try:

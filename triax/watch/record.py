@@ -134,7 +134,7 @@ class _LineFile:
         except OSError as error:
             if self._lost == 0:
                 _log.warning(
-                    "%s cannot be written (%s): training goes on, and its lines are lost until there is room again.",
+                    "%s cannot be written (%s): training goes on, and its lines are lost until it can be.",
                     self._path, error.strerror,
                 )  # fmt: skip
             self._lost += 1
