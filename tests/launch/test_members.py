@@ -138,6 +138,8 @@ class World:
         self.all: dict[int, Generation] = {}
         self.rules = Rules(fewest, len(names), LOST_AFTER_S, JOIN_S)
         self.both_s = 0.0
+        self.is_careful = True
+        """Whether agents that cannot write end their ranks."""
 
     def kill(self, name: str) -> None:
         self.servers[name].is_up = False
@@ -166,8 +168,8 @@ class World:
                 me.heard_s[other] = self.now
         if me.has_disk:
             self.read(me)
-        if self.now - me.wrote_s > LOST_AFTER_S / 2:
-            self.end_ranks(me, "waiting")
+        if self.now - me.wrote_s > LOST_AFTER_S / 2 and self.is_careful:
+            self.end_ranks(me, "stopped")
         self.ranks(me)
         if me.has_disk:
             self.act(me)
@@ -211,7 +213,7 @@ class World:
             if self.dice.random() < 0.3:
                 self.end_ranks(me, "failed")
         elif any(said.draining == me.trains for said, _, _ in me.seen.values()):
-            self.end_ranks(me, "saved")
+            self.end_ranks(me, "stopped")
 
     def view(self, me: Server) -> View:
         known = {n: Known(said, self.now - at_s, changed) for n, (said, at_s, changed) in me.seen.items()}
@@ -223,7 +225,7 @@ class World:
         ended = False
         if generation is not None:
             ended = any(
-                k.beat.generation == generation.number and k.beat.state in ("saved", "failed") for k in known.values()
+                k.beat.generation == generation.number and k.beat.state in ("stopped", "failed") for k in known.values()
             )
         if not ended:
             me.ended_seen_s = None
@@ -326,6 +328,23 @@ def test_either_of_two_may_be_lost_and_come_back(lost: str) -> None:
     world.run(10)
     (grown,) = world.going_on()
     assert (len(grown.members), grown.reason) == (2, "grown")
+
+
+@pytest.mark.parametrize("is_careful", [True, False])
+def test_who_cannot_write_stops_before_others_go_on(is_careful: bool) -> None:
+    """Two servers train and reach each other; they lose the disk, and a third one, cut off from them, has it."""
+    world = World("abc", 1, 3)
+    world.cut = {frozenset("ac"), frozenset("bc")}
+    world.run(8)
+    assert [[m.server for m in g.members] for g in world.going_on()] == [["a", "b"]]
+    world.is_careful = is_careful
+    world.servers["a"].has_disk = world.servers["b"].has_disk = False
+    if is_careful:
+        world.run(LOST_AFTER_S + 8)
+        assert [[m.server for m in g.members] for g in world.going_on()] == [["c"]]
+    else:  # the observer would have seen it
+        with pytest.raises(AssertionError):
+            world.run(LOST_AFTER_S + 8)
 
 
 def test_a_lease_is_for_one_start() -> None:

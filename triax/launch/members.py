@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final, Literal
 
-State = Literal["waiting", "running", "saved", "failed", "over", "leaving"]
-"""waiting: no ranks. running: ranks of ``generation`` run. Its ranks have ended: saved, since somebody asked them to
-stop; failed; over, since the run is. leaving: this server was asked to go, and will not come back by itself."""
+State = Literal["waiting", "running", "stopped", "failed", "over", "leaving"]
+"""waiting: no ranks. running: ranks of ``generation`` run. They have ended: stopped, since somebody asked them to;
+failed, by themselves; over, since the run is. leaving: this server was asked to go, and will not come back by itself."""
 
-_ENDED: Final = ("saved", "failed", "over")
+_ENDED: Final = ("stopped", "failed", "over")
 
 _SETTLED_AFTER_S: Final = 2.0
 """For how long members may tell of the failure that ended the ranks of one, so that the cause is known and not only its
