@@ -176,7 +176,7 @@ class World:
             me.count += 1
             sees = tuple(n for n, at_s in me.heard_s.items() if self.now - at_s < DEAF_S)
             self.beats[me.name] = Beat(
-                me.name, me.start, me.count, me.name, 1, 2, me.state, me.of, me.draining, sees  # type: ignore[arg-type]
+                me.name, me.start, me.count, me.name, 1, 2, 1, me.state, me.of, me.draining, sees  # type: ignore[arg-type]
             )  # fmt: skip
             me.wrote_s = self.now
 

@@ -12,7 +12,8 @@ from typing import Any, Final, Literal
 
 State = Literal["waiting", "running", "stopped", "failed", "over", "leaving"]
 """waiting: no ranks. running: ranks of ``generation`` run. They have ended: stopped, since somebody asked them to;
-failed, by themselves; over, since the run is. leaving: this server was asked to go, and will not come back by itself."""
+failed, by themselves; over, since the run is. leaving: this server was asked to go, and does not come back by
+itself."""
 
 _ENDED: Final = ("stopped", "failed", "over")
 
@@ -32,7 +33,10 @@ class Beat:
     """Grows with each beat: who reads it needs no clock of another server."""
     address: str
     port: int
+    """Where this agent answers those that ask whether it is there."""
     ranks: int
+    meeting_port: int = 0
+    """Where ranks could meet on this server."""
     state: State = "waiting"
     generation: int = 0
     """Of the ranks that ``state`` tells of."""
