@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from benchmarks.paired import initial_decoder, make_run, ratio, read_batches, take_turns, triax_steps
 from triax.data.batch import Batches
-from triax.launch.agent import run_workers, warm_up
+from triax.launch.agent import alone, run_workers
+from triax.launch.workers import warm_up
 from triax.parallel.launch import peers, process_from_environment
 from triax.spec.layout import ContextMethod, Layout
 from triax.spec.run import Run
@@ -92,7 +93,7 @@ def main() -> int:
         run = Run.model_validate(said)
         prepare_tokens(run)
         order = Order(run.model_dump_json(), arguments.ranks, arguments.pairs, scratch)
-        ended = run_workers(work, order, arguments.ranks, 60)
+        ended = run_workers(work, order, alone(arguments.ranks), 60)
         if ended.code:
             return ended.code
         seconds = json.loads((Path(scratch) / "seconds.json").read_text())

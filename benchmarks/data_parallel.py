@@ -30,7 +30,7 @@ from benchmarks.paired import (
     triax_steps,
 )
 from triax.data.batch import Batches
-from triax.launch.agent import warm_up
+from triax.launch.workers import warm_up
 from triax.parallel.launch import peers, process_from_environment
 from triax.spec.layout import Layout
 from triax.spec.run import Run

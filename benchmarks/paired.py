@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from triax.data.batch import Batches, batches_of
-from triax.launch.agent import run_workers
+from triax.launch.agent import alone, run_workers
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
 from triax.parallel.launch import Process
@@ -65,7 +65,7 @@ def compare(
         run = make_run(Path(scratch), sequences_per_step)
         prepare_tokens(run)
         order = Order(run.model_dump_json(), layout.model_dump_json(), pairs, scratch)
-        ended = run_workers(work, order, layout.world_size, 60)
+        ended = run_workers(work, order, alone(layout.world_size), 60)
         if ended.code:
             raise SystemExit(ended.code)
         seconds: dict[str, list[float]] = json.loads((Path(scratch) / "seconds.json").read_text())

@@ -42,7 +42,7 @@ from benchmarks.paired import (
     triax_steps,
 )
 from triax.data.batch import Batches
-from triax.launch.agent import warm_up
+from triax.launch.workers import warm_up
 from triax.nn.decoder import Decoder
 from triax.nn.rope import Rotation
 from triax.parallel.launch import peers, process_from_environment

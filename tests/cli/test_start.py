@@ -17,6 +17,7 @@ from tests.cli.typed import (
     Typed,
     copied,
     ended,
+    is_gone,
     losses,
     make_run,
     num_lines,
@@ -25,6 +26,7 @@ from tests.cli.typed import (
     torchrun,
     triax,
     until,
+    workers_of,
 )
 from triax.checkpoint.verify import find_checkpoints, newest_verified
 from triax.errors import BadInput
@@ -55,22 +57,6 @@ def reference(folder: Path) -> tuple[Told, Path]:
     told = ended(started(triax("train", "run.toml", "--ranks", 2, "--run-dir", "reference"), folder))
     assert told.code == 0, told
     return told, folder / "reference"
-
-
-def workers_of(process: Any) -> list[int]:
-    """The processes that are ranks, by rank: children of the fork server, which is a child of the command."""
-
-    def children(pid: int) -> list[int]:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    return [worker for child in children(process.pid) for worker in children(child)]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def test_ranks_train_and_say_so_in_plain_lines(reference: tuple[Told, Path]) -> None:
@@ -110,7 +96,7 @@ def test_stopped_killed_and_gone_on(folder: Path, reference: tuple[Told, Path]) 
     assert newest is not None
     assert (newest.manifest.step, passed_over) == (step, [])
 
-    killed = started([*words, "train.steps=100000"], folder)
+    killed = started([*words, "train.steps=100000", "--max-restarts", "0"], folder)
     until(lambda: num_lines(run_dir / "metrics.jsonl") > step + 4, killed)
     os.kill(workers_of(killed)[1], signal.SIGKILL)
     told = ended(killed)

@@ -139,6 +139,22 @@ def until(is_so: Callable[[], Any], process: "subprocess.Popen[str] | None" = No
         time.sleep(0.02)
 
 
+def workers_of(process: "subprocess.Popen[str]") -> list[int]:
+    """The processes that are ranks, by rank: children of the fork server, which is a child of the command."""
+
+    def children(pid: int) -> list[int]:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    return [worker for child in children(process.pid) for worker in children(child)]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 

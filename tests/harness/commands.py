@@ -1,20 +1,17 @@
 """How does a test call ``triax`` in its own process, with ranks that are forks and know what the test patched?"""
 
-import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
-from multiprocessing.context import ForkProcess
 from typing import Any
 
 import pytest
 import torch
 
 from triax.cli import run
-from triax.launch.agent import Ended, ended
+from triax.launch.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -37,46 +34,32 @@ def fork_workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Start ranks as forks of this process for the rest of the test, with what it has patched; return a list that grows
     by the number of ranks of each start.
 
-    torchelastic's fork server would know nothing of the test. The rest is as there: the environment of torchrun, a
-    first failure that ends the others and alone is told, and the exit codes.
+    A fork server would know nothing of the test. All the rest is as it is for a user.
     """
     started: list[int] = []
 
-    def run_workers(work: Callable[[Any], None], order: Any, num_ranks: int, shutdown_s: int) -> Ended:
-        started.append(num_ranks)
-        context = multiprocessing.get_context("fork")
-        port = free_port()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        ranks = [
-            context.Process(target=be_worker, args=(work, order, rank, num_ranks, port)) for rank in range(num_ranks)
-        ]
-        try:
-            for process in ranks:
-                process.start()
-            failed = _first_failed(ranks)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
-        return Ended(0) if failed is None else ended({failed: ranks[failed].exitcode or 0})
+    class Forked(Workers):
+        def __init__(self, work: Any, order: Any, environments: Sequence[Mapping[str, str]], shutdown_s: float) -> None:
+            started.append(len(environments))
+            sys.stdout.flush()
+            sys.stderr.flush()
+            super().__init__(_work_alone, (work, order), environments, shutdown_s)
 
-    monkeypatch.setattr("triax.launch.agent.run_workers", run_workers)
-    monkeypatch.setattr("triax.launch.agent.warm_up", lambda *modules, num_ranks: None)
+    monkeypatch.setattr("triax.launch.workers.START_METHOD", "fork")
+    monkeypatch.setattr("triax.launch.agent.Workers", Forked)
+    monkeypatch.setattr("triax.launch.workers.warm_up", lambda *modules, num_ranks: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return started
 
 
-def _first_failed(ranks: "Sequence[ForkProcess]") -> int | None:
-    """Wait for the first rank that fails; None where none does."""
-    running = {process.sentinel: rank for rank, process in enumerate(ranks)}
-    while running:
-        for sentinel in wait(list(running)):
-            rank = running.pop(sentinel)  # type: ignore[arg-type]
-            ranks[rank].join()
-            if ranks[rank].exitcode:
-                return rank
-    return None
+def _work_alone(order: tuple[Callable[[Any], None], Any]) -> None:
+    """Be a rank, and leave without what this process would do at its own end."""
+    work, inner = order
+    torch.set_num_threads(1)
+    work(inner)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def free_port() -> int:

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from triax.launch.agent import REQUEUE
+from triax.launch.workers import REQUEUE
 from triax.train.stop import StopWish, stop_signals
 
 
@@ -28,3 +28,14 @@ def stand_still_or_fail(folder: str) -> None:
     while not mark.exists():
         time.sleep(0.01)
     os._exit(1)
+
+
+def lose_the_fork_server(folder: str) -> None:
+    """Leave a file named like the process; as rank 1, kill the one that both were forked from once both are there."""
+    (Path(folder) / str(os.getpid())).touch()
+    while len(os.listdir(folder)) < 2:
+        time.sleep(0.01)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getppid(), signal.SIGKILL)
+    while True:
+        time.sleep(1)

@@ -17,8 +17,8 @@ from triax.spec.cluster import Cluster
 from triax.spec.load import load_run
 from triax.spec.plan import make_plan
 from triax.spec.resolve import resolve_layout
+from triax.train.order import Order, work
 from triax.train.step import Stepper
-from triax.train.worker import Order, work
 
 RUN = """
 [model]
@@ -78,7 +78,8 @@ def train(run_file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest
     fork_workers(monkeypatch)
     folder = str(run_file.parent / "run")
     return lambda layout: triax(
-        ["train", str(run_file), "--ranks", "4", "--layout", layout, "--run-dir", folder, "-q"], capfd
+        ["train", str(run_file), "--ranks", "4", "--layout", layout, "--run-dir", folder, "--max-restarts", "0", "-q"],
+        capfd,
     )
 
 

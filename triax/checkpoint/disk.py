@@ -80,17 +80,32 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[operations.write(descriptor, data) :]
 
 
-def make_folders(path: Path) -> None:
-    """Make a folder, and those it lies in, as far as they are missing; their names are on the disk when this returns.
+def make_folders(path: Path) -> list[Path]:
+    """Make ``path`` with the folders it lies in, and return those that this made, inner ones first; their names are on
+    the disk then. Raises OSError, and then nothing was made."""
+    missing = list(takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    made: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            try:
+                operations.make_folder(folder)
+            except FileExistsError:
+                if not folder.is_dir():
+                    raise
+                continue  # another rank was faster
+            made.insert(0, folder)
+            sync_folder(folder.parent)
+    except OSError:
+        remove_empty(made)
+        raise
+    return made
 
-    Raises OSError.
-    """
-    if path.is_dir():
-        return
-    make_folders(path.parent)
-    with suppress(FileExistsError):  # of another rank, or of what is no folder and will say so itself
-        operations.make_folder(path)
-    sync_folder(path.parent)
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of ``folders`` that hold nothing, inner ones first."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def sync_file(path: Path) -> None:
@@ -183,25 +198,6 @@ def new_folder(path: Path, needed_bytes: int) -> Iterator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # gone already where all went well
         remove_empty(made)
-
-
-def make_folders(path: Path) -> list[Path]:
-    """Make ``path`` with the folders it lies in; return those that were missing, inner ones first. Raises OSError, and
-    then nothing was made."""
-    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        remove_empty(missing)
-        raise
-    return missing
-
-
-def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove those of ``folders`` that hold nothing, inner ones first."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
 
 
 def _umask() -> int:

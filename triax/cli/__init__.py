@@ -111,6 +111,9 @@ def train(
     ranks: Annotated[int | None, typer.Option(help="Local processes; absent: one for each card.")] = None,
     layout: LayoutOption = None,
     run_dir: Annotated[Path | None, typer.Option(help="Folder of the run; absent: runs/NAME.")] = None,
+    max_restarts: Annotated[
+        int | None, typer.Option(min=0, help="Restarts in a row that may gain no checkpoint; 0: none at all.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings only.")] = False,
 ) -> None:
     """Train RUN.toml (or a plan.json), from its newest checkpoint where it has one.
@@ -119,7 +122,9 @@ def train(
     """
     from triax.cli.start import start_training
 
-    code = start_training(target, words or [], layout, num_ranks=ranks, run_dir=run_dir, quiet=quiet)
+    code = start_training(
+        target, words or [], layout, num_ranks=ranks, run_dir=run_dir, quiet=quiet, max_restarts=max_restarts
+    )
     raise typer.Exit(code)
 
 

@@ -51,7 +51,8 @@ def doctor(
     num_ranks = 1
     if rank is None:
         from triax.cli.start import num_local_ranks
-        from triax.launch.agent import run_workers, warm_up
+        from triax.launch.agent import alone, run_workers
+        from triax.launch.workers import warm_up
 
         forget_leftovers(os.environ)
         num_ranks = num_local_ranks(said, ranks)
@@ -65,7 +66,7 @@ def doctor(
         folder=str(folder), json_file=json_file, timeout_s=timeout_s,
     )  # fmt: skip
     if num_ranks > 1:
-        ended = run_workers(work, order, num_ranks, shutdown_s=10)
+        ended = run_workers(work, order, alone(num_ranks), shutdown_s=10)
         for number, how in ended.wordless.items():
             raise TriaxError(f"rank {number} {how} while the cluster was looked at.")
         raise typer.Exit(ended.code)

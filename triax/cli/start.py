@@ -10,7 +10,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from triax.errors import BadInput, Preempted, TriaxError
+from triax.cli.recover import keep_training, stopped_early
+from triax.errors import BadInput
 from triax.spec.check import require_legal
 from triax.spec.cluster import Cluster
 from triax.spec.faults import validated
@@ -22,16 +23,17 @@ from triax.spec.run import LayoutRequest
 if TYPE_CHECKING:
     from triax.data.corpus import Corpus
     from triax.launch.rank import Rank
+    from triax.train.order import Order
     from triax.train.run_folder import RunFolder
-    from triax.train.worker import Order
 
 _RANKS_PER_CORE: Final = 32
 """More processes than this for each core train nothing in reasonable time (*assumed*), and fill the memory first."""
 
 
 def start_training(
-    target: Path, overrides: list[str], layout: str | None, *, num_ranks: int | None, run_dir: Path | None, quiet: bool
-) -> int:
+    target: Path, overrides: list[str], layout: str | None, *, num_ranks: int | None, run_dir: Path | None, quiet: bool,
+    max_restarts: int | None = None,
+) -> int:  # fmt: skip
     """Train what the file ``target`` says; return the exit code of the run."""
     from triax.launch.environment import torchrun_variables
     from triax.launch.rank import forget_leftovers, rank_of_process
@@ -45,15 +47,15 @@ def start_training(
         raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
     with ExitStack() as held:
         # Until a rank takes over the signals that ask for an end: nothing was done yet, so nothing is lost.
-        with raised_by_signals(_stopped_early()):
+        with raised_by_signals(stopped_early()):
             folder = _folder_of(target, run_dir)
             asked = _read(target, [*overrides, *layout_words(layout or "")], rank, num_ranks, folder)
             if rank is None:
                 forget_leftovers(os.environ)
-                held.enter_context(folder.locked())
+                held.enter_context(folder.locked(asked.plan.run.train.timeout_s))
                 order = _prepare(asked, folder, quiet)
                 if asked.plan.cluster.num_cards > 1:
-                    return _run_workers(asked.plan, folder, order)
+                    return keep_training(asked.plan, folder, order, max_restarts)
             else:
                 order = _prepare_as_started(asked, folder, rank, quiet, held)
             from triax.train.worker import leave, train_as_rank
@@ -61,10 +63,6 @@ def start_training(
     if code and rank is not None:
         leave(code)
     return code
-
-
-def _stopped_early() -> Preempted:
-    return Preempted("stopped before the first step, as asked; the same command starts again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +185,14 @@ def _num_cards() -> int:
 
 def _prepare(asked: _Asked, folder: "RunFolder", quiet: bool) -> "Order":
     """Make everything ready for ranks of this server alone, and return what they will be told."""
-    from triax.launch.agent import warm_up
+    from triax.launch.workers import warm_up
 
     plan = asked.plan
     folder.refuse_another_run(plan)
     if plan.cluster.num_cards > 1:
         warm_up("triax.train.worker", num_ranks=plan.cluster.num_cards)
     tokens = _tokens(plan, quiet)
-    from triax.train.worker import Order
+    from triax.train.order import Order
 
     places = str(folder.places) if plan.cluster.num_cards > 1 else None
     return Order(plan.model_dump_json(), asked.text, str(folder.path), tokens.address, quiet, places)
@@ -205,7 +203,7 @@ def _prepare_as_started(asked: _Asked, folder: "RunFolder", rank: "Rank", quiet:
     if rank.rank == 0:
         held.enter_context(folder.locked())
         folder.refuse_another_run(asked.plan)
-    from triax.train.worker import Order
+    from triax.train.order import Order
 
     return Order(asked.plan.model_dump_json(), asked.text, str(folder.path), None, quiet, asks_rank_0=asked.is_open)
 
@@ -222,21 +220,3 @@ def _tokens(plan: Plan, quiet: bool) -> "Corpus":
         eval_sequences=run.eval.sequences, seed=run.train.seed,
     )  # fmt: skip
     return tokens
-
-
-def _run_workers(plan: Plan, folder: "RunFolder", order: "Order") -> int:
-    from triax.launch.agent import REQUEUE, run_workers
-    from triax.train.places import explanation, make_places
-    from triax.train.worker import work
-
-    ranks = plan.cluster.num_cards
-    places = make_places(folder.places, ranks)
-    ended = run_workers(work, order, ranks, shutdown_s=int(plan.run.train.timeout_s))
-    if ended.code == REQUEUE and not folder.stopped.exists():
-        if not any(places.phase(rank) for rank in range(ranks)):
-            raise _stopped_early()
-        raise TriaxError("the run was asked to stop and could not save its state; the newest checkpoint still stands.")
-    reason = explanation(places, plan.layout, ended.wordless) if ended.code == 1 else ""
-    if reason:
-        raise TriaxError(f"{reason} Start the same command again to go on from the newest checkpoint.")
-    return ended.code

@@ -102,7 +102,8 @@ def _layout_of(run: "Run") -> "Layout":
 
 def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[Finding]":
     """Train ``case`` on both sides and show how they compare."""
-    from triax.launch.agent import REQUEUE, run_workers, warm_up
+    from triax.launch.agent import alone, run_workers
+    from triax.launch.workers import warm_up
 
     ranks = case.layout.world_size
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # both sides compute on CPUs
@@ -110,7 +111,8 @@ def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[
     console.print(_opening(run, case))
 
     from triax.cli.progress import preparing
-    from triax.train.places import explanation, make_places
+    from triax.train.places import failure_of, make_places
+    from triax.train.stop import StopWish, stop_signals
     from triax.verify.parity import ParityOrder, work, write_reference
     from triax.verify.sides import collected, reference_of
     from triax.verify.tokens import small_corpus
@@ -126,11 +128,14 @@ def _compare(run: "Run", case: "Case", full: bool, console: "Console") -> "list[
             case.run.model_dump_json(), case.layout.model_dump_json(), corpus.address,
             str(folder / "reference.safetensors"), str(folder), str(folder / "places"),
         )  # fmt: skip
-        ended = run_workers(work, order, ranks, shutdown_s=0)  # there is nothing to save
-        if ended.code == REQUEUE:
+        wish = StopWish()
+        with stop_signals(wish):
+            ended = run_workers(work, order, alone(ranks), 0.0, lambda: 0.0 if wish.is_asked else None)
+        if wish.is_asked:
             raise Interrupted("interrupted.")
         if ended.code:
-            reason = explanation(places, case.layout, ended.wordless) or "a rank failed, see above."
+            failure = failure_of(places, case.layout, ended.wordless, 0, ranks)
+            reason = "a rank failed, see above." if failure.is_told else failure.sentence
             raise TriaxError(f"{case.layout.describe()} could not be compared: {reason}")
         findings = collected(case, trained, folder)
     _show(findings, console)

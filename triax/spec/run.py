@@ -131,6 +131,20 @@ class GuardSpec(Value):
     """Steps with a loss or norm that is not finite are skipped; the run stops after this many in a row."""
 
 
+class RecoverSpec(Value):
+    """What happens when ranks or servers are lost."""
+
+    max_restarts: Count = Field(default=20, ge=0)
+    """Restarts in a row that may gain no checkpoint; 0: the run ends with the first rank that fails."""
+    same_fault: Count = Field(default=2, ge=2)
+    """The run ends when it fails at the same step in the same way this many times in a row, with no checkpoint gained
+    between: another restart would not help."""
+    backoff_s: float = Field(default=1.0, ge=0, le=1e6)
+    """Pause before the second restart in a row; each one after waits twice as long. The first comes at once."""
+    max_backoff_s: float = Field(default=60.0, ge=0, le=1e6)
+    """Longest pause before a restart."""
+
+
 class WatchSpec(Value):
     """What is shown and written besides ``metrics.jsonl``."""
 
@@ -173,6 +187,7 @@ class Run(Value):
     eval: EvalSpec = EvalSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
     guard: GuardSpec = GuardSpec()
+    recover: RecoverSpec = RecoverSpec()
     watch: WatchSpec = WatchSpec()
     layout: LayoutRequest = LayoutRequest()
     cluster: Cluster | None = None

@@ -5,7 +5,9 @@ at every action, and the rank's last word. Torch-free.
 """
 
 import mmap
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -18,7 +20,7 @@ _SLOT_BYTES: Final = 1024
 
 Ending = Literal["none", "told", "lost"]
 """none: the rank ended well, was killed or still runs. told: it has told by itself why it failed. lost: it failed only
-because a peer had gone or did not answer, which its last word says."""
+because a peer had gone or did not answer. In both cases its last word says more."""
 
 NO_ANSWER: Final = "had no answer from a peer"
 """What a rank says that waited in vain."""
@@ -28,6 +30,8 @@ _USUAL_CAUSE: Final = {
     "was killed by SIGKILL": " (so a system ends a process that takes its last memory)",
 }
 _MOST_NAMED: Final = 3
+
+_STEP: Final = re.compile(r"\bstep ([0-9]+)\b")
 
 _ENDINGS: Final[tuple[Ending, ...]] = ("none", "told", "lost")
 
@@ -64,7 +68,11 @@ class Places:
 
 
 def make_places(path: Path, num_ranks: int) -> Places:
-    """Write a file of empty slots for ``num_ranks`` local ranks and return them."""
+    """Write a file of empty slots for ``num_ranks`` local ranks and return them.
+
+    Always a new file: ranks of an earlier start that are about to leave still have the old one in memory.
+    """
+    path.unlink(missing_ok=True)
     path.write_bytes(bytes(num_ranks * _SLOT_BYTES))
     return open_places(path)
 
@@ -75,31 +83,61 @@ def open_places(path: Path) -> Places:
         return Places(mmap.mmap(file.fileno(), 0))
 
 
-def explanation(places: Places, layout: Layout, wordless: Mapping[int, str]) -> str:
-    """Return in one sentence why local ranks failed; empty where one of them has told it by itself.
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why ranks have failed, as far as the process that started them knows."""
 
-    ``wordless``: ranks that died without a word, with how. Such a rank explains all; else one that said nothing while
-    others waited for it; else what the others said.
+    sentence: str
+    """Who did what where."""
+    how: str
+    """What happened, in words that are the same where it happens again: ``was killed by SIGKILL``."""
+    rank: int | None = None
+    """Number among all ranks; None where it cannot be said which one is to blame."""
+    phase: str = ""
+    """What that rank was doing."""
+    is_told: bool = False
+    """A rank has already told it by itself, in more words."""
+
+    @property
+    def step(self) -> int | None:
+        """The step in which it happened, from 1; None where it was not in one."""
+        found = _STEP.search(self.phase)
+        return None if found is None else int(found[1])
+
+
+def failure_of(places: Places, layout: Layout, wordless: Mapping[int, str], first_rank: int, num_ranks: int) -> Failure:
+    """Return why the ``num_ranks`` ranks from ``first_rank`` on failed, which ran on this server.
+
+    ``wordless``: local ranks that died without a word, with how. Such a rank explains all; else one that has told of a
+    fault of its own; else one that said nothing while others waited for it; else what the others said.
     """
-    ranks = range(layout.world_size)
+
+    def described(local: int) -> str:
+        return layout.describe_rank(first_rank + local)
+
     if wordless:
-        rank, how = min(wordless.items())
-        return f"{layout.describe_rank(rank)} {how} during {places.phase(rank)}{_USUAL_CAUSE.get(how, '')}."
-    endings = {rank: places.ending(rank) for rank in ranks}
-    if any(ending == "told" for ending, _ in endings.values()):
-        return ""
-    said = [last_word for ending, last_word in endings.values() if ending == "lost"]
-    if not said:
-        return ""
-    silent = [
-        f"{layout.describe_rank(rank)} stood still in {places.phase(rank)}"
-        for rank in ranks
-        if endings[rank][0] == "none"
-    ]
-    if not silent or NO_ANSWER not in said[0]:
-        return f"{said[0]}."
+        local, how = min(wordless.items())
+        phase = places.phase(local)
+        sentence = f"{described(local)} {how} during {phase or 'its start'}{_USUAL_CAUSE.get(how, '')}."
+        return Failure(sentence, how, first_rank + local, phase)
+    endings = {local: places.ending(local) for local in range(num_ranks)}
+    told = [local for local, (ending, _) in endings.items() if ending == "told"]
+    if told:
+        local, how = told[0], endings[told[0]][1]
+        phase = places.phase(local)
+        sentence = f"{described(local)} failed during {phase or 'its start'}: {how.rstrip('.')}."
+        return Failure(sentence, how, first_rank + local, phase, is_told=True)
+    lost = [local for local, (ending, _) in endings.items() if ending == "lost"]
+    if not lost:
+        return Failure("ranks failed without a word.", "failed without a word", is_told=True)
+    said, phase = endings[lost[0]][1], places.phase(lost[0])
+    silent = [local for local, (ending, _) in endings.items() if ending == "none"]
+    if not silent or NO_ANSWER not in said:
+        return Failure(f"{said}.", "lost a peer", None, phase)
+    stood = [f"{described(local)} stood still in {places.phase(local)}" for local in silent[:_MOST_NAMED]]
     more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-    return f"{said[0]}; {', '.join(silent[:_MOST_NAMED])}{more}."
+    sentence = f"{said}; {', '.join(stood)}{more}."
+    return Failure(sentence, "stood still", first_rank + silent[0], places.phase(silent[0]))
 
 
 def _text(slot: "memoryview[int]") -> str:

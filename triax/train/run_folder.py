@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from triax.train.origin import carry_along
 
 _LOCK: Final = ".lock"
 _LOCK_OF_RANK_0: Final = ".rank-0.lock"
+
+_LOCK_LOOK_S: Final = 0.05
+
+_STEP_FOLDER: Final = re.compile(r"step-([0-9]{8,19})(?:-[0-9]+)?")
 
 _LARGEST_GLANCE_BYTES: Final = 1 << 24
 """A manifest above this takes longer to read than a mistake in a run file should take to be told."""
@@ -52,6 +57,16 @@ class RunFolder:
         """Marker that the run was asked to stop and saved its state."""
         return self.path / "stopped.json"
 
+    @property
+    def stop_file(self) -> Path:
+        """Whoever makes it asks the run to save its state and stop; the next start removes it."""
+        return self.path / "stop"
+
+    def newest_step(self) -> int | None:
+        """Return the step of the newest saved state, by its name alone; None where there is none."""
+        found = (_STEP_FOLDER.fullmatch(path.parent.name) for path in self.checkpoints.glob("step-*/manifest.json"))
+        return max((int(match[1]) for match in found if match), default=None)
+
     def timeline(self, step: int) -> Path:
         """When each rank ran each action of ``step``."""
         return self.path / f"timeline-step{step:08d}.json"
@@ -71,17 +86,19 @@ class RunFolder:
         return self._resolved.exists()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience_s: float = 0.0) -> Iterator[None]:
         """Hold the folder against a second start of the same run; raise BadInput where one is under way.
+
+        Ranks whose start was killed save and leave by themselves, and until then the folder is theirs: they are waited
+        for, at most ``patience_s``. A wish to stop that was for an earlier start is forgotten.
 
         Where no run has begun in the folder by the end, as one that was refused, nothing is left of the attempt.
         """
         made = self._make()
         try:
             with self._held(_LOCK):
-                # Ranks whose start was killed save and leave by themselves, and until then the folder is theirs.
-                with self.held_by_rank_0():
-                    pass
+                with self._held(_LOCK_OF_RANK_0, patience_s):
+                    self.stop_file.unlink(missing_ok=True)
                 try:
                     yield
                 finally:
@@ -104,16 +121,17 @@ class RunFolder:
             yield
 
     @contextmanager
-    def _held(self, name: str) -> Iterator[None]:
-        lock = self._taken(name)
+    def _held(self, name: str, patience_s: float = 0.0) -> Iterator[None]:
+        lock = self._taken(name, patience_s)
         try:
             yield
         finally:
             os.close(lock)
 
-    def _taken(self, name: str) -> int:
-        """Return the descriptor of a file that this process has locked; raise BadInput where another one has."""
-        path = self.path / name
+    def _taken(self, name: str, patience_s: float) -> int:
+        """Return the descriptor of a file that this process has locked; raise BadInput where another one has it for
+        longer than ``patience_s``."""
+        path, gives_up_s = self.path / name, time.monotonic() + patience_s
         while True:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -124,6 +142,9 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
+                if time.monotonic() < gives_up_s:
+                    time.sleep(_LOCK_LOOK_S)
+                    continue
                 raise BadInput(
                     f"{self.path} belongs to a run that is still going: wait for it, or give another --run-dir."
                 ) from None

@@ -3,9 +3,10 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from threading import Timer
 from types import FrameType
 from typing import Any, Final
@@ -15,13 +16,30 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 _AGAIN_AFTER_S: Final = 0.1
 """After which a signal is sent again that came where nothing can be raised."""
+_LOOK_S: Final = 1.0
+"""A network disk takes milliseconds to say that a file is not there."""
 
 
-@dataclass(slots=True)
 class StopWish:
-    """Whether this process was asked to stop; a signal's handler may do no more than set it."""
+    """Whether this process was asked to stop, by a signal or by a file that somebody made."""
 
-    is_asked: bool = False
+    def __init__(self, file: Path | None = None) -> None:
+        """``file``: its existence asks for an end; it is looked for once a second."""
+        self.file = file
+        self.has_signal = False
+        """A signal asked; its handler may do no more than set this."""
+        self._next_look_s = 0.0
+        self._is_filed = False
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether this process should stop now."""
+        if self.has_signal or self._is_filed or self.file is None:
+            return self.has_signal or self._is_filed
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            self._next_look_s, self._is_filed = now_s + _LOOK_S, self.file.exists()
+        return self._is_filed
 
 
 @contextmanager
@@ -29,7 +47,7 @@ def stop_signals(wish: StopWish) -> Iterator[None]:
     """Turn the signals that ask for an end into ``wish``, for the body of the ``with``."""
 
     def ask(_signal: int, _frame: Any) -> None:
-        wish.is_asked = True
+        wish.has_signal = True
 
     with _handled_by(ask):
         yield

@@ -29,6 +29,7 @@ from triax.spec.plan import Plan
 from triax.train.corpus import share_tokens
 from triax.train.loop import train
 from triax.train.message import tell, write_anything
+from triax.train.order import Order
 from triax.train.places import NO_ANSWER, Places, open_places
 from triax.train.run_folder import RunFolder, what_differs
 from triax.train.stop import StopWish, stop_signals
@@ -38,34 +39,11 @@ _TIMED_OUT: Final = ("Timed out", "wait timeout")
 _PEER_GONE: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
 """What torch says in gloo's words where a peer does not answer, and where it has gone."""
 
-_ECHO_AFTER_S: Final = 1.0
-"""An echo leaves so much later, since torchelastic tells of one worker alone: the first it finds dead should be the one
-that explains the others."""
-
 _GRACE_S: Final = 2.0
 """For how long an echo that nobody waits for leaves the word to whoever knows why the peer died."""
 
 _PLAN_KEY: Final = "triax/plan"
 _GO_ON: Final = "start the same command again to go on from the newest checkpoint."
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a rank is told when its process starts."""
-
-    plan: str
-    """The plan as JSON."""
-    run_text: str
-    """The run file as the user wrote it; empty where there is none."""
-    folder: str
-    """The run's folder."""
-    tokens: str | None
-    """Address of the prepared corpus; None: this server's first rank prepares them."""
-    quiet: bool = False
-    places: str | None = None
-    """File of ``triax.train.places``; None: nobody waits for this rank's last word."""
-    asks_rank_0: bool = False
-    """The layout is rank 0's to say: the plan of any other rank holds for its run alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +56,6 @@ class Rank:
     wish: StopWish
     take_place: Callable[[Layout], None]
     """To be told of the layout where it was not known before."""
-
-
-def work(order: Order) -> None:
-    """Train as one of several local ranks; leave the process with the exit code where it is not 0."""
-    code = train_as_rank(order)
-    if code:
-        leave(code)
 
 
 def leave(code: int) -> None:
@@ -100,6 +71,8 @@ def train_as_rank(order: Order) -> int:
 
     def body(rank: Rank) -> None:
         plan = _plan_of_all(own, rank) if order.asks_rank_0 else own
+        if rank.process.rank == 0:
+            rank.wish.file = folder.stop_file
         corpus = _tokens(order, plan, rank)
         train(
             plan, folder, rank.process, corpus, run_text=order.run_text, wish=rank.wish, progress=rank.progress,
@@ -206,13 +179,13 @@ class _Voice:
 
     def tell(self, message: str) -> None:
         """Tell of a fault of this rank's own, unless another rank has told of one."""
-        self._end_as_told()
+        self._end_as_told(message)
         if self._speaks():
             tell(message)
 
     def tell_trace(self, error: Exception) -> None:
         """Tell of a fault that nobody foresaw, with where it is in the code."""
-        self._end_as_told()
+        self._end_as_told(f"{type(error).__name__}: {_first_line(error)}")
         if self._speaks():
             trace = "".join(traceback.format_exception(error))
             sys.stderr.write(f"triax: {self.who} failed by what nobody foresaw during {self.progress.phase}:\n{trace}")
@@ -223,7 +196,6 @@ class _Voice:
         message = f"{self.who} {what} during {self.progress.phase}"
         if self.places is not None and self.process is not None:
             self.places.end(self.process.local_rank, "lost", message)
-            time.sleep(_ECHO_AFTER_S)
             return
         # The agent of this server sees at once which process died, tells this one to stop, and names the other.
         if not self.wish.is_asked:
@@ -231,9 +203,9 @@ class _Voice:
         if not self.wish.is_asked and self._speaks():
             tell(f"{message}; {_GO_ON}")
 
-    def _end_as_told(self) -> None:
+    def _end_as_told(self, what: str) -> None:
         if self.places is not None and self.process is not None:
-            self.places.end(self.process.local_rank, "told")
+            self.places.end(self.process.local_rank, "told", what.split("\n")[0])
 
     def _speaks(self) -> bool:
         """Return whether this rank is the first that fails; of ranks that cannot know, one of each server speaks."""

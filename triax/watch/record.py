@@ -47,11 +47,17 @@ class RunLog:
     """Writes a run's metrics and events. Once open, nothing it does stops training: a failed write is said once."""
 
     def __init__(
-        self, folder: Path, *, rank: int = 0, coordinate: Mapping[str, int] | None = None, server: str | None = None
+        self,
+        folder: Path,
+        *,
+        rank: int | None = 0,
+        coordinate: Mapping[str, int] | None = None,
+        server: str | None = None,
     ) -> None:
         """Make ``folder`` if need be; raise BadInput if it cannot be written.
 
-        ``rank``, ``coordinate`` (index along each axis) and ``server`` (default: this host's name) sign the events.
+        ``rank`` (None: no rank), ``coordinate`` (index along each axis) and ``server`` (default: this host's name) sign
+        the events.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
