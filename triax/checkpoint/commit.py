@@ -87,9 +87,10 @@ def _delivered(ticket: Ticket, rank: int) -> FileEntry | None:
 
 
 def commit(
-    ticket: Ticket, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry]
-) -> None:
-    """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError."""
+    ticket: Ticket, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry],
+    permit: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError, and what ``permit`` does."""
     manifest = Manifest(
         step=ticket.step,
         run=run,
@@ -107,6 +108,7 @@ def commit(
     # What the manifest counts on is on the disk before it. Shards and their names were brought there by their writers.
     sync_file(ticket.folder / MARKER)
     sync_folder(ticket.folder.parent)
+    permit()
     write_atomically(ticket.folder / MANIFEST, write_manifest(manifest))
 
 

@@ -64,7 +64,7 @@ def leave(code: int) -> None:
 
 def train_as_rank(order: Order) -> int:
     """Train as the rank that the environment says; return the exit code, with one message for all ranks."""
-    plan, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder))
+    plan, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder), order.generation)
 
     def body(rank: Rank) -> None:
         if rank.process.rank == 0:
@@ -76,7 +76,8 @@ def train_as_rank(order: Order) -> int:
         )  # fmt: skip
 
     def holding(process: Process) -> AbstractContextManager[None]:
-        return folder.held_by_rank_0() if process.rank == 0 else nullcontext()
+        is_holder = process.rank == 0 and order.generation is None
+        return folder.held_by_rank_0() if is_holder else nullcontext()
 
     return run_as_rank(body, plan.layout, plan.run.train.timeout_s, order.places, holding)
 
