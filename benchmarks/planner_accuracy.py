@@ -45,7 +45,11 @@ WITHOUT_FAMILIES: Final = Path(__file__).parent / "calibration_without_families.
 
 @dataclass
 class Prediction:
-    """One row of the report; ``measured`` and ``null`` are filled in after all predictions stand."""
+    """One row of the report; ``measured`` and ``null`` are filled in after all predictions stand.
+
+    Of ``fits`` the value is 1 or 0, ``low`` what the upper end of the predicted bytes would say and ``high`` what the
+    lower end would: a row with 0 and 1 is too near to tell.
+    """
 
     id: str
     set: str
@@ -105,10 +109,11 @@ def _peak(raw: Mapping[str, str], row: Row) -> list[Prediction]:
 
 def _fits(raw: Mapping[str, str], row: Row) -> Prediction:
     try:
-        fits = float(verdict(raw, row))
+        found = verdict(raw, row)
     except Unclear as error:
         return Prediction(row.id, row.set, "fits", refused=str(error))
-    return Prediction(row.id, row.set, "fits", fits, fits, fits, "exact count")
+    low, value, high = (float(each) for each in (found.fits_at_most, found.fits, found.fits_at_least))
+    return Prediction(row.id, row.set, "fits", value, low, high, "exact count")
 
 
 def predict_peak(raw: Mapping[str, str]) -> Prediction:

@@ -6,7 +6,7 @@ What was measured is read by ``measured_peak_bytes`` and ``ran_out`` alone, afte
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -78,16 +78,29 @@ def peak(row: Row, *, pipeline_rank: int | None = None) -> Memory:
     )  # fmt: skip
 
 
-def verdict(raw: Mapping[str, str], row: Row) -> bool:
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a run fits its card: by the bytes predicted, and by both ends of their 80 % interval."""
+
+    fits: bool
+    fits_at_most: bool
+    """Even if it needs as much as the upper end."""
+    fits_at_least: bool
+    """At least if it needs as little as the lower end."""
+
+
+def verdict(raw: Mapping[str, str], row: Row) -> Verdict:
     """Return whether the run fits its card; raise Unclear where that depends on what the row leaves out.
 
     Of a card that comes with two sizes of memory, and no word of which, the larger one is taken.
     """
-    found = bool(peak(row).fits[0])
+    found = peak(row)
     for other in _other_readings(raw, row):
-        if bool(peak(other).fits[0]) != found:
+        if peak(other).fits[0] != found.fits[0]:
             raise Unclear("it does not say whether the optimizer is sharded, and that decides whether it fits")
-    return found
+    low, high = (float(end[0]) for end in found.interval(found.needed_bytes))
+    limit = found.usable_bytes * (1 - found.margin)
+    return Verdict(bool(found.fits[0]), high <= limit, low <= limit)
 
 
 def _other_readings(raw: Mapping[str, str], row: Row) -> list[Row]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from triax.checkpoint import operations
 from triax.checkpoint.load import load
 from triax.checkpoint.retain import owner, remove
 from triax.checkpoint.save import CheckpointWriter
@@ -127,20 +128,20 @@ def test_a_removal_that_is_interrupted_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1, 2)
-    unlink = Path.unlink
+    unlink = operations.unlink
     for allowed in range(4):
         folder = tmp_path / "step-00000002"
         calls = 0
 
-        def stop(path: Path, missing_ok: bool = False, limit: int = allowed) -> None:
+        def stop(path: Path, limit: int = allowed) -> None:
             nonlocal calls
             if calls == limit:
                 raise KeyboardInterrupt
             calls += 1
-            unlink(path, missing_ok=missing_ok)
+            unlink(path)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", stop)
+            patch.setattr(operations, "unlink", stop)
             try:
                 remove(folder)
             except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from triax.cli import run
 
 VERBS = (
     ("train",), ("generate",), ("schedule",), ("checkpoint",), ("checkpoint", "list"), ("checkpoint", "verify"),
+    ("checkpoint", "prune"),
     ("data", "prepare"), ("data", "show"), ("config", "show"), ("import",), ("export",), ("tokenizer", "train"), (),
 )  # fmt: skip
 TARGETS = (

@@ -19,6 +19,8 @@ from tests.harness.runs import write_corpus
 from tests.spec.run_files import Said, write
 
 ROOT = Path(__file__).parent.parent.parent
+RATES: dict[str, Any] = {"peak_flops": 1e12, "matmul_flops_per_s": 5e10, "memory_bytes_per_s": 1e10}
+"""Of a machine that needs no measuring: equal commands plan equal layouts, whatever else runs here."""
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 
 
@@ -35,7 +37,7 @@ def tiny(**sections: Said) -> Said:
         "precision": {"compute": "fp32"},
         "checkpoint": {"every_steps": 2},
         "watch": {"tensorboard": False, "console_every": 1},
-        "cluster": {"peak_flops": 1e12},
+        "cluster": RATES,
     }  # fmt: skip
     return {**said, **{name: {**said.get(name, {}), **keys} for name, keys in sections.items()}}
 

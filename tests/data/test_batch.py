@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.corpora import memory_store
-from triax.data.batch import Batch, Batches, batches_of
+from triax.data.batch import Batch, Batches, batches_of, filled
 from triax.data.corpus import corpus_of
 from triax.data.packing import IGNORE
 from triax.data.store import DOCUMENTS_FILE, INDEX_FILE, TOKENS_FILE, StoreIndex, open_store
@@ -64,6 +64,25 @@ def test_cu_seqlens_cuts_the_flattened_batch_at_documents(first: int, count: int
     batch = small(attend=False).microbatch(first, 0, 0, 1, count, 1)
     assert batch.cu_seqlens is not None
     assert batch.cu_seqlens.tolist() == [*np.flatnonzero(batch.positions.ravel() == 0).tolist(), count * SEQ_LEN]
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.integers(0, 9), st.booleans())
+def test_what_fills_a_sequence_up_is_a_document_that_counts_for_nothing(
+    first: int, count: int, lacking: int, attend: bool
+) -> None:
+    batch = small(attend=attend).microbatch(first, 0, 0, 1, count, 1)
+    wider = filled(batch, SEQ_LEN + lacking)
+    for name in ("tokens", "labels", "positions"):
+        assert np.array_equal(getattr(wider, name)[:, :SEQ_LEN], getattr(batch, name))
+    assert (wider.labels[:, SEQ_LEN:] == IGNORE).all()
+    assert wider.tokens.shape == wider.positions.shape == (count, SEQ_LEN + lacking)
+    if lacking:
+        assert wider.cu_seqlens is not None
+        starts = np.flatnonzero(wider.positions.ravel() == 0)
+        assert wider.cu_seqlens.tolist() == [*starts.tolist(), count * (SEQ_LEN + lacking)]
+        assert [row[SEQ_LEN] for row in wider.positions] == [0] * count
+    else:
+        assert wider is batch
 
 
 def test_an_epoch_reads_every_training_sequence_once() -> None:

@@ -127,6 +127,18 @@ def test_links_are_followed_but_not_round(folder: Path) -> None:
     assert names("b") == ["b/a.jsonl", "b/c/d.MD", "b/linked/m.txt", "b/z.txt"]
 
 
+def test_a_file_with_two_names_in_a_folder_is_read_once(folder: Path) -> None:
+    """Debian's standard library has such a link, and it comes before the file that it leads to."""
+    before = names("b")
+    (folder / "b" / "0.txt").symlink_to("z.txt")
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "e.txt").write_text("e")
+    (folder / "b" / "one.txt").symlink_to(folder / "elsewhere" / "e.txt")
+    (folder / "b" / "two.txt").symlink_to(folder / "elsewhere" / "e.txt")
+    assert sorted(names("b")) == sorted([*before, "b/one.txt"])
+    assert names("b/*.txt") == ["b/one.txt", "b/z.txt"]
+
+
 @pytest.mark.parametrize(
     ("words", "options", "complaint"),
     [

@@ -386,7 +386,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, size: int) -> None:
 
 def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(BadInput, match=r"cannot be written to .*cache: Not a directory; .* set data\.cache_dir"):
+    with pytest.raises(BadInput, match=r"cannot be written to .*cache: Not a directory: set data\.cache_dir"):
         prepare(corpus(tmp_path / "text"), ByteTokenizer(), tmp_path / "cache")
 
 

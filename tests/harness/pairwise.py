@@ -34,7 +34,8 @@ def pairwise_cover(
     """Return settings in which every two values meet that can, the same at every call.
 
     ``bound`` are all legal settings of the knobs that rule each other out; each of them goes with any value of the
-    ``free`` knobs. ``never`` are pairs of values of free knobs that do not go together; all knobs must have others.
+    ``free`` knobs. ``never`` are pairs of values, of which one at least is of a free knob, that do not go together; all
+    knobs must have others.
     """
     chance = random.Random(0)
     never = {_pair(*pair) for pair in never}
@@ -44,7 +45,11 @@ def pairwise_cover(
         if pair not in missing:
             continue
         target = dict(pair)
-        fitting = [setting for setting in bound if all(setting.get(name, v) == v for name, v in target.items())]
+        banned = {other for clash in never for one, other in (clash, clash[::-1]) if one in pair}
+        fitting = [
+            setting for setting in bound
+            if all(setting.get(name, v) == v for name, v in target.items()) and banned.isdisjoint(setting.items())
+        ]  # fmt: skip
         starts = chance.sample(fitting, min(_CANDIDATES, len(fitting)))
         grown = [_grown(start | target, free, never, missing, chance) for start in starts]
         best = max(grown, key=lambda setting: sum(pair in missing for pair in pairs_of(setting)))

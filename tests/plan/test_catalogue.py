@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from triax.plan.catalogue import (
     network_names,
     usd_per_card_hour,
 )
+from triax.plan.compute import gemm_s
 from triax.spec.cluster import Cluster, parse_cluster
 
 FOLDER = Path(triax.plan.catalogue.__file__).parent
@@ -72,6 +74,25 @@ def test_known_numbers(card_name: str, peak: float, memory_gib: float) -> None:
 def test_an_old_card_computes_in_what_it_has() -> None:
     v100 = card("v100")
     assert v100.peak("bf16") == v100.peak("fp16") == v100.peak("fp8") == 125e12
+
+
+def test_what_was_measured_of_a_card_wins() -> None:
+    """The rate of large products is what they take; of a peak that is said as well it is another part."""
+    size = np.array([4096.0])
+
+    def rate(cluster: Cluster) -> float:
+        made = machine(cluster).card
+        return float(2 * 4096.0**3 / gemm_s(size, size, size, made, "fp32")[0])
+
+    measured = Cluster(matmul_flops_per_s=2e11, memory_bytes_per_s=3e10)
+    assert machine(measured).card.memory_bytes_per_s == 3e10
+    assert rate(measured) == pytest.approx(2e11, rel=0.01)
+    said = measured.model_copy(update={"peak_flops": 5e11})
+    assert rate(said) == pytest.approx(2e11, rel=0.01)
+    assert machine(said).card.peak("bf16") == pytest.approx(5e11)
+    for key in ("matmul_flops_per_s", "memory_bytes_per_s"):
+        with pytest.raises(BadInput, match=key):
+            machine(Cluster(**{key: 1e-3}))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Is the answer of the search that of pricing every layout, fast, and the same each time?"""
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ import pytest
 from tests.plan.cases import case_of, toy_case
 from triax.plan.candidates import ORDERS, Candidates
 from triax.plan.case import Case
-from triax.plan.enumerate import Fixed, all_layouts
-from triax.plan.search import SLACK, Misfit, Ranking, search
+from triax.plan.enumerate import Fixed, all_layouts, shapes, variants
+from triax.plan.search import SLACK, Misfit, Ranking, may_fit, search
 
 SMALL = [
     toy_case("1x1xh100", 8),
@@ -85,15 +85,38 @@ def test_decisions_are_kept() -> None:
 @pytest.mark.parametrize(
     ("model", "engine_name", "sequences", "seq_len"),
     [("llama-3.1-405b", "triax", 2048, 8192), ("llama-3.1-405b", "megatron", 2048, 8192),
-     ("deepseek-v3", "megatron", 16384, 4096)],
+     ("deepseek-v3", "megatron", 16384, 4096), ("deepseek-v3", "torchtitan", 32768, 4096)],
 )  # fmt: skip
 def test_sixteen_thousand_cards_take_a_second(model: str, engine_name: str, sequences: int, seq_len: int) -> None:
-    """Processor time, so that a busy machine changes little."""
+    """Processor time, the better of two, so that a busy machine changes little; and half as much again."""
     case = case_of(model, "2048x8xh100", sequences, seq_len=seq_len, engine_name=engine_name)
-    start = time.process_time()
-    ranking = found(case)
-    assert time.process_time() - start < 1.5
+    took_s = []
+    for _ in range(2):
+        start = time.process_time()
+        ranking = found(case)
+        took_s.append(time.process_time() - start)
+    assert min(took_s) < 1.5
     assert ranking.considered > 50_000
+
+
+@pytest.mark.parametrize("engine_name", ["triax", "torchtitan", "megatron", "deepspeed", "fsdp1", "jax"])
+def test_a_shape_that_cannot_fit_has_no_variant_that_does(engine_name: str) -> None:
+    """What a search leaves closed on a card of any size: its smallest variant is the smallest."""
+    model = "qwen3-30b-a3b" if engine_name in ("torchtitan", "megatron") else "llama-3.1-8b"
+    chance = np.random.default_rng(0)
+    case = case_of(model, "4x8xh100", 64, seq_len=2048, engine_name=engine_name)
+    shaped = shapes(case)
+    for index in chance.permutation(len(shaped))[:60]:
+        shape = shaped.take([index])
+        needed = case.memory(variants(case, shape)).needed_bytes.min()
+        room = needed / (1 - case.memory(shape).margin) * 1.000001
+        assert may_fit(on_card(case, room), shape)[0]
+        assert not may_fit(on_card(case, room * 0.98), shape)[0]
+
+
+def on_card(case: Case, usable_bytes: float) -> Case:
+    card = replace(case.machine.card, memory_bytes=int(usable_bytes))
+    return replace(case, machine=replace(case.machine, card=card))
 
 
 def test_tensor_parallel_stays_in_the_server_for_a_70b_on_servers_of_eight() -> None:

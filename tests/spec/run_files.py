@@ -56,7 +56,9 @@ def whole() -> Said:
         },
         "precision": {"compute": "fp32", "master": "fp64", "reduce": "fp64"},
         "eval": {"every_steps": 4, "sequences": 8},
-        "checkpoint": {"every_steps": 6, "keep": 2, "background": False},
+        "checkpoint": {
+            "every_steps": 6, "keep": 2, "background": False, "failures_per_1000_server_days": 2.5,
+        },
         "guard": {"check_initial_loss": False, "initial_loss_tolerance": 0.1, "max_skipped_in_a_row": 3},
         "recover": {
             "max_restarts": 3, "same_fault": 4, "backoff_s": 0.5, "max_backoff_s": 8.0, "lost_after_s": 5.0,
@@ -66,10 +68,11 @@ def whole() -> Said:
         "layout": {
             "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",
             "stages_per_rank": 2, "stage_cuts": [1, 1, 1, 0], "sequences_per_microbatch": 2, "microbatches": 3,
-            "recompute": "full", "order": ["tp", "cp", "dp_shard", "dp_replicate", "pp"],
+            "cp_method": "ring", "recompute": "full", "order": ["tp", "cp", "dp_shard", "dp_replicate", "pp"],
         },
         "cluster": {
             "servers": 2, "cards_per_server": 8, "device": "h100", "memory_bytes": 1 << 30, "peak_flops": 1e12,
+            "matmul_flops_per_s": 8e11, "memory_bytes_per_s": 2e12,
             "inside_bytes_per_s": 1e9, "across_bytes_per_s": 1e8,
             "domain_cards": 16, "network": "roce-400", "oversubscription": 2.0, "usd_per_card_hour": 2.5,
         },

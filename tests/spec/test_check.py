@@ -25,19 +25,33 @@ LAYOUTS = st.builds(
     zero=st.integers(0, 3),
     schedule=st.sampled_from(sorted(SCHEDULES)),
     stage_cuts=st.none() | st.lists(SMALL, max_size=3),
+    cp_method=st.sampled_from(["all_gather", "ring", "all_to_all"]),
     recompute=st.sampled_from(["none", "selective", "full"]),
     order=st.permutations(AXES),
 )
 
 
-def run_of(sequences: int, *, in_tokens: bool = False, layers: int = 2) -> Run:
-    size: Said = {"sequences_per_step": None, "tokens_per_step": sequences * 32} if in_tokens else {
+EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+def run_of(
+    sequences: int, *, in_tokens: bool = False, layers: int = 2, seq_len: int = 32, window: int | None = None,
+    experts: Said | None = None,
+) -> Run:  # fmt: skip
+    size: Said = {"sequences_per_step": None, "tokens_per_step": sequences * seq_len} if in_tokens else {
         "sequences_per_step": sequences
     }  # fmt: skip
-    return make_run(train=size, model={"num_hidden_layers": layers})
+    return make_run(
+        train=size, model={"num_hidden_layers": layers, "sliding_window": window, "experts": experts},
+        data={"seq_len": seq_len},
+    )  # fmt: skip
 
 
-RUNS = st.builds(run_of, st.integers(1, 64), in_tokens=st.booleans(), layers=st.integers(1, 9))
+RUNS = st.builds(
+    run_of, st.integers(1, 64), in_tokens=st.booleans(), layers=st.integers(1, 9),
+    seq_len=st.sampled_from([2, 12, 24, 30, 32]), window=st.none() | st.integers(1, 40),
+    experts=st.none() | st.just(EXPERTS),
+)  # fmt: skip
 CLUSTERS = st.builds(Cluster, servers=st.integers(1, 4), cards_per_server=st.integers(1, 8))
 
 
@@ -96,6 +110,7 @@ def test_each_way_out_is_one(layout: Layout, run: Run, cluster: Cluster) -> None
             assert refusal.key not in keys(left), (refusal.message, advice)
             sizes = {"data_ranks", "microbatches", "world_size"}
             sizes |= {"stage_cuts"} if layout.stage_cuts else set()
+            sizes |= {"ep"} if layout.ep > 1 else set()  # it borrows what the others have
             assert set(keys(left)) - set(keys(refusals)) <= sizes, (refusal.message, advice)
 
 
@@ -197,13 +212,45 @@ def of(**model: Any) -> Run:
 
 
 def test_what_this_version_does_not_train() -> None:
-    assert messages(cp=2, ep=2) == [
-        "cp=2 is not trained by this version of triax: use cp=1.",
-        "ep=2 asks for experts, and this model has none: use ep=1.",
+    assert messages(ep=2) == ["ep=2 asks for experts, and this model has none: use ep=1."]
+
+
+def test_sequences_that_cannot_be_cut() -> None:
+    """Those that do not divide are filled up, but for experts, to whom a router would send what fills them."""
+    assert messages(cp=16) == []
+    assert messages(cp=3) == []
+    assert messages(of(num_attention_heads=8), cp=5, tp=8) == []
+    assert messages(cp=32) == [
+        "cp=32 cuts a sequence into 64 chunks, two for each rank, and seq_len=32 has fewer positions: use cp=8 or 16."
+    ]
+    of_experts = of(num_attention_heads=8, experts=EXPERTS)
+    assert messages(of_experts, cp=8, tp=4) == []
+    assert messages(of_experts, cp=3) == [
+        "cp=3 cuts a sequence into 6 chunks, two for each rank, and seq_len=32 does not divide into them, as it must "
+        "where there are experts (30 or 36 would): use cp=1, 2 or 4."
+    ]
+    assert messages(of_experts, cp=8, tp=8) == ["tp=8 does not divide seq_len/cp=4: use tp=2 or 4."]
+    assert messages(of_experts, cp=5, tp=8) == [
+        "cp=5 cuts a sequence into 10 chunks, two for each rank, and seq_len=32 does not divide into them, as it must "
+        "where there are experts (30 or 40 would): use cp=2 or 4."
     ]
 
 
-EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+def test_attention_that_a_cp_method_cannot_do() -> None:
+    assert messages(of(num_key_value_heads=2), cp=4, cp_method="all_to_all") == [
+        "cp_method=all_to_all gives each of the cp=4 ranks whole heads, and cp=4 does not divide "
+        "num_key_value_heads=2: use cp_method=all_gather, cp=1 or cp=2."
+    ]
+    assert messages(of(num_key_value_heads=2), cp=2, tp=2, cp_method="all_to_all") == [
+        "tp=2 does not divide num_key_value_heads/cp=1: use tp=1."
+    ]
+    assert messages(of(sliding_window=8), cp=2, cp_method="ring") == [
+        "cp_method=ring takes every key past every rank, and layers with sliding_window=8 see few of seq_len=32: use "
+        "cp_method=all_gather."
+    ]
+    assert messages(of(sliding_window=8), cp_method="ring") == []
+    assert messages(of(sliding_window=32), cp=2, cp_method="ring") == []
+    assert messages(of(sliding_window=8, global_layers=(0, 1)), cp=2, cp_method="ring") == []
 
 
 @pytest.mark.parametrize(
@@ -251,14 +298,20 @@ def test_tensor_parallel_cuts_what_feed_forward_there_is() -> None:
 
 def test_matrices_that_cannot_be_cut() -> None:
     assert messages(of(num_key_value_heads=2), tp=3) == [
+        "tp=3 does not divide num_attention_heads=4 and num_key_value_heads=2: use tp=1 or 2."
+    ]
+    assert messages(of(num_key_value_heads=2, experts=EXPERTS), tp=3) == [
         "tp=3 does not divide num_attention_heads=4, num_key_value_heads=2 and seq_len=32: use tp=1 or 2."
     ]
     assert messages(of(num_key_value_heads=2), tp=4) == ["tp=4 does not divide num_key_value_heads=2: use tp=1 or 2."]
     assert messages(of(num_attention_heads=16, num_key_value_heads=8), tp=12) == [
-        "tp=12 does not divide num_attention_heads=16, num_key_value_heads=8 and seq_len=32: use tp=4 or 8."
+        "tp=12 does not divide num_attention_heads=16 and num_key_value_heads=8: use tp=4 or 8."
     ]
-    wide = make_run(data={"seq_len": 12}, train={"sequences_per_step": 1}, model={"num_attention_heads": 8})
-    assert messages(wide, tp=8) == ["tp=8 does not divide seq_len=12: use tp=2 or 4."]
+    short, size = {"data": {"seq_len": 12}, "train": {"sequences_per_step": 1}}, {"num_attention_heads": 8}
+    assert messages(make_run(**short, model=size), tp=8) == []
+    assert messages(make_run(**short, model=size | {"experts": EXPERTS}), tp=8) == [
+        "tp=8 does not divide seq_len=12: use tp=2 or 4."
+    ]
     assert messages(of(qk_norm="full"), tp=2) == ["tp=2 cuts the norm that spans all heads (qk_norm=full): use tp=1."]
     assert messages(of(qk_norm="head"), tp=2) == []
 
@@ -399,10 +452,10 @@ def test_ranks_that_are_not_there() -> None:
 
 def test_all_refusals_are_told_at_once() -> None:
     wrong = Layout(
-        pp=2, cp=2, tp=3, ep=2, zero=3, dp_shard=3, schedule="DualPipeV", stage_cuts=(1,), recompute="selective"
+        pp=2, cp=25, tp=3, ep=2, zero=3, dp_shard=3, schedule="DualPipeV", stage_cuts=(1,), recompute="selective"
     )
     assert keys(check(wrong, run_of(1), Cluster())) == [
-        "cp", "ep", "tp", "stages_per_rank", "stage_cuts", "zero", "recompute", "data_ranks", "world_size",
+        "ep", "cp", "tp", "stages_per_rank", "stage_cuts", "zero", "recompute", "data_ranks", "world_size",
     ]  # fmt: skip
     with pytest.raises(BadInput) as refusal:
         require_legal(wrong, run_of(1), Cluster())

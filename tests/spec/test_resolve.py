@@ -66,7 +66,7 @@ def test_what_is_given_is_kept_and_what_is_open_is_legal(
     assert layout.world_size == ranks or rest in request
     if sequences % layout.data_ranks == 0 and not {"microbatches", "sequences_per_microbatch"} & request.keys():
         assert layout.sequences_per_step == sequences
-        assert layout.sequences_per_microbatch <= max(8192 // seq_len, 1)
+        assert layout.sequences_per_microbatch <= max(8192 * layout.cp // seq_len, 1)
 
 
 def test_a_pipeline_gets_microbatches_to_fill_it() -> None:
@@ -107,7 +107,7 @@ def test_a_wrong_number_of_ranks_is_told_with_everything_else_that_is_wrong() ->
         resolve_layout(run, 8)
     assert str(refusal.value).split("\n") == [
         "pp=2 tp=3 takes ranks in groups of 6, and 8 ranks are no multiple of that: start 6 or 12 ranks.",
-        "tp=3 does not divide num_attention_heads=4, num_key_value_heads=4 and seq_len=32: use tp=1, 2 or 4.",
+        "tp=3 does not divide num_attention_heads=4 and num_key_value_heads=4: use tp=1, 2 or 4.",
         "pp=2 x stages_per_rank=2 makes 4 stages of 2 layers: use schedule=1F1B stages_per_rank=1.",
         "zero=3 lets go of weights after each forward, and schedule=ZBVZeroBubble needs them once for each of the two "
         "parts of a backward: use zero=1 or zero=2, or schedule=1F1B stages_per_rank=1.",

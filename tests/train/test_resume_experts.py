@@ -1,7 +1,8 @@
 """Does a run with experts go on where it stopped, its experts spread over other ranks?
 
-From ep=4 to 2 and to 1, with biases that follow the load and penalties that do not know how a step is cut. In fp64 no
-route flips on rounding, so that the load of every expert in every step is the same to the token.
+From ep=4 to 2 and to 1, and over parts of sequences, with biases that follow the load and penalties that do not know
+how a step is cut. In fp64 no route flips on rounding, so that the load of every expert in every step is the same to the
+token.
 """
 
 import shutil
@@ -28,6 +29,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ep4": {"dp_shard": 4, "ep": 4, "zero": 3},
     "ep2 x pp2": {"pp": 2, "dp_shard": 2, "ep": 2, "zero": 1},
     "ep2 in tp": {"dp_shard": 2, "tp": 2, "ep": 2, "zero": 2},
+    "ep4 over cp": {"cp": 2, "tp": 2, "ep": 4, "zero": 3, "cp_method": "all_to_all"},
     "one process": {"zero": 3},
 }
 LOADS = ("experts/max_load", "experts/idle", "experts/max_load/layer_1", "experts/max_load/layer_2")

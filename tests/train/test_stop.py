@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,26 @@ def test_it_ends_the_run(body: Callable[[], None], capfd: pytest.CaptureFixture[
     assert sys.unraisablehook is hook
     assert capfd.readouterr().err == ""
     assert time.monotonic() - begun_s < 5
+
+
+def test_an_import_is_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ in it may abort the process."""
+    (tmp_path / "asks_when_loaded.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGUSR1)\nfor _ in range(9): pass\nis_whole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(Preempted), raised_by_signals(STOPPED):
+            import_and_go_on()
+        assert sys.modules["asks_when_loaded"].is_whole
+    finally:
+        sys.modules.pop("asks_when_loaded", None)
+
+
+def import_and_go_on() -> None:
+    import_module("asks_when_loaded")
+    time.sleep(10)
+    raise AssertionError("the signal was lost")
 
 
 def test_without_a_signal_nothing_is_hidden() -> None:

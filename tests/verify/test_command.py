@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("layout", "words", "said"),
     [
-        ("tp=3", (), ["tp=3 does not divide num_attention_heads=8", "num_key_value_heads=4", "seq_len=64"]),
+        ("tp=3", (), ["tp=3 does not divide num_attention_heads=8", "num_key_value_heads=4"]),
         ("tp=8", (), ["tp=8 does not divide num_key_value_heads=4"]),
         ("tp=2", ("model.qk_norm=full",), ["qk_norm"]),
         ("pp=16", (), ["9 layers"]),
@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[2]
         ("dp_shard=2 zero=0", (), ["zero=0 shares nothing"]),
         ("dp_shard=5", (), ["does not divide over the 5 data ranks"]),
         ("dp_shard=2 microbatches=5", (), ["microbatches=5"]),
-        ("cp=2", (), ["cp=2"]),
+        ("cp=3", ("data.seq_len=5",), ["cp=3 cuts a sequence into 6 chunks", "seq_len=5", "use cp=1 or 2"]),
+        ("cp=8 cp_method=all_to_all", (), ["cp=8 does not divide num_key_value_heads=4", "cp_method=all_gather"]),
+        ("cp=2 cp_method=ring", ("model.sliding_window=5",), ["cp_method=ring", "sliding_window=5"]),
         ("ep=2", (), ["ep=2"]),
         ("pp=two", (), ["layout.pp"]),
         ("tp=3 pp=16 zero=0 dp_shard=5", (), ["tp=3", "pp=16", "zero=0", "5 data ranks"]),

@@ -20,6 +20,7 @@ from triax.parallel.place import cut_into_stages
         ("pp=2 tp=2 microbatches=6", ()),
         ("pp=2 dp_shard=2 tp=2 zero=2 schedule=ZBVZeroBubble recompute=full", ("--steps", "2")),
         ("tp=2", ("--precision", "fp32", "optimizer.name=sgd")),
+        ("pp=2 cp=2 tp=2 cp_method=ring", ("data.seq_len=61",)),
     ],
 )
 def test_a_right_layout_passes(layout: str, words: tuple[str, ...], verify: Callable[..., Said]) -> None:
@@ -37,8 +38,9 @@ EXPERTS = (
 )  # fmt: skip
 
 
-def test_experts_on_other_ranks_pass_and_are_all_compared(verify: Callable[..., Said]) -> None:
-    said = verify("pp=2 dp_shard=2 tp=2 ep=4 zero=3", *(f"model.experts.{key}" for key in EXPERTS))
+@pytest.mark.parametrize("layout", ["pp=2 dp_shard=2 tp=2 ep=4 zero=3", "cp=2 tp=2 ep=4 zero=3 cp_method=ring"])
+def test_experts_on_other_ranks_pass_and_are_all_compared(layout: str, verify: Callable[..., Said]) -> None:
+    said = verify(layout, *(f"model.experts.{key}" for key in EXPERTS))
     assert said.code == 0, said.err
     for name in ("gate.weight", "gate.e_score_correction_bias", "experts.down_proj", "shared_experts.up_proj.weight"):
         assert f"layers.1.mlp.{name} " in said.out

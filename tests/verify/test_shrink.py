@@ -1,5 +1,6 @@
 """Is a shrunk run legal, small, and of the same kind as the run it stands for?"""
 
+from math import gcd
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.spec.run_files import make_run
 from triax.spec.check import check
+from triax.spec.context import computed_length
 from triax.spec.layout import AXES, Layout
 from triax.spec.legal_values import divisors
 from triax.spec.model import ModelSpec
@@ -58,10 +60,12 @@ def runs(draw: Any) -> tuple[Run, Layout]:
     tp = draw(st.sampled_from([1, 2, 3, 4, 8]))
     zero = draw(st.integers(0, 2))
     sharing = draw(st.sampled_from([1, 3, 4])) if zero else 1
-    heads = tp * draw(st.integers(1, 3))
+    cp = draw(st.sampled_from([1, 1, 2, 4]))
+    method = draw(st.sampled_from(["all_gather", "ring", "all_to_all"]))
+    heads = tp * draw(st.integers(1, 3)) * (cp if method == "all_to_all" else 1)
     groups = draw(st.integers(1, 5))
     width = 2 * draw(st.integers(4, 20))
-    window = draw(st.none() | st.integers(1, 3000))
+    window = draw(st.none() | st.integers(1, 3000)) if cp == 1 or method != "ring" else None
     model: dict[str, Any] = {
         "hidden_size": draw(st.integers(20, 3000)), "intermediate_size": draw(st.integers(64, 9000)),
         "num_hidden_layers": layers, "num_key_value_heads": heads, "num_attention_heads": heads * groups,
@@ -80,13 +84,19 @@ def runs(draw: Any) -> tuple[Run, Layout]:
         {
             "pp": pp, "stages_per_rank": stages_per_rank, "schedule": schedule, "stage_cuts": cuts, "tp": tp,
             "dp_replicate": draw(st.sampled_from([1, 2, 5])), "dp_shard": sharing,
-            "ep": draw(st.sampled_from(divisors(sharing * tp))) if model["experts"] else 1,
-            "zero": zero, "microbatches": draw(st.integers(1, 40)),
+            "cp": cp, "cp_method": method, "zero": zero, "microbatches": draw(st.integers(1, 40)),
+            "ep": draw(st.sampled_from(divisors(gcd(sharing * cp * tp, model["experts"]["num_experts"]))))
+            if model["experts"] else 1,
             "sequences_per_microbatch": draw(st.integers(1, 4)), "order": draw(st.permutations(AXES)),
             "recompute": draw(st.sampled_from(["none", "full"])),
         }
     )  # fmt: skip
-    return run_of(layout, model, seq_len=24 * draw(st.integers(1, 100))), layout
+    more = 0 if model["experts"] else draw(st.integers(0, 3))
+    return run_of(layout, model, seq_len=24 * cp * draw(st.integers(1, 50)) + more), layout
+
+
+def is_filled_up(run: Run, layout: Layout) -> bool:
+    return computed_length(run.data.seq_len, layout.cp, layout.tp) > run.data.seq_len
 
 
 @given(runs())
@@ -98,6 +108,8 @@ def test_a_shrunk_run_is_legal_and_of_the_same_kind(given_run: tuple[Run, Layout
         assert check(small, case.run) == []
         assert small.world_size <= MOST_RANKS
         assert case.run.data.seq_len <= 32
+        if small.cp * small.tp > 1:
+            assert is_filled_up(case.run, small) == is_filled_up(run, layout)
         assert model.num_hidden_layers <= 8
         assert model.hidden_size <= 100_000 // 8
         assert model.num_attention_heads // model.kv_heads == run.model.num_attention_heads // run.model.kv_heads

@@ -4,6 +4,7 @@ Ranks do not talk here: this runs on a thread, and collectives belong to trainin
 the folder when its shard is on the disk; rank 0 waits for all of them and writes the manifest.
 """
 
+import errno
 import json
 import platform
 import time
@@ -17,6 +18,7 @@ import safetensors
 import torch
 
 from triax import __version__
+from triax.checkpoint import operations
 from triax.checkpoint.disk import Cancelled, read_small, sentence, sync_file, sync_folder, write_atomically
 from triax.checkpoint.format import (
     MANIFEST,
@@ -108,8 +110,12 @@ def commit(
     # What the manifest counts on is on the disk before it. Shards and their names were brought there by their writers.
     sync_file(ticket.folder / MARKER)
     sync_folder(ticket.folder.parent)
+    text = write_manifest(manifest)
     permit()
-    write_atomically(ticket.folder / MANIFEST, write_manifest(manifest))
+    write_atomically(ticket.folder / MANIFEST, text)
+    # Older checkpoints may go after this. A network file system that loses a rename must not cost all of them.
+    if read_small(ticket.folder / MANIFEST, len(text)) != text:
+        raise OSError(errno.EIO, "it does not hold what was written", str(ticket.folder / MANIFEST))
 
 
 def tidy(ticket: Ticket, run: str, keep: int, delivered: Sequence[int]) -> list[str]:
@@ -117,7 +123,7 @@ def tidy(ticket: Ticket, run: str, keep: int, delivered: Sequence[int]) -> list[
 
     def remove_parts() -> None:
         for rank in delivered:
-            (ticket.folder / part_name(rank)).unlink(missing_ok=True)
+            operations.unlink(ticket.folder / part_name(rank))
 
     problems = []
     for what, do in (

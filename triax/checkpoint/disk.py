@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+from triax.checkpoint import operations
 from triax.errors import BadInput, TriaxError
 from triax.units import format_bytes
 
@@ -32,7 +33,7 @@ def write_new(path: Path, parts: Iterable[memoryview], is_cancelled: Callable[[]
     """
     digest = hashlib.sha256()
     num_bytes = 0
-    with path.open("xb", buffering=0) as file:
+    with _opened_new(path) as descriptor:
         for part in parts:
             for begin in range(0, len(part), _CHUNK_BYTES):
                 if is_cancelled():
@@ -40,34 +41,84 @@ def write_new(path: Path, parts: Iterable[memoryview], is_cancelled: Callable[[]
                 chunk = part[begin : begin + _CHUNK_BYTES]
                 digest.update(chunk)
                 num_bytes += len(chunk)
-                while chunk:
-                    chunk = chunk[file.write(chunk) :]
-        os.fsync(file.fileno())
+                _write_all(descriptor, chunk)
+        operations.sync(descriptor)
     return num_bytes, digest.hexdigest()
+
+
+def write_unsynced(path: Path, data: bytes) -> None:
+    """Write a new small file that a crash may lose. Raises OSError."""
+    with _opened_new(path) as descriptor:
+        _write_all(descriptor, memoryview(data))
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Make ``path`` hold ``data``, on the disk when this returns; a crash leaves what was there before."""
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    operations.unlink(temporary)
+    with _opened_new(temporary) as descriptor:
+        _write_all(descriptor, memoryview(data))
+        operations.sync(descriptor)
+    operations.rename(temporary, path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def _opened_new(path: Path) -> Iterator[int]:
+    descriptor = operations.open_new(path)
+    try:
+        yield descriptor
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[operations.write(descriptor, data) :]
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make ``path`` with the folders it lies in, and return those that this made, inner ones first; their names are on
+    the disk then. Raises OSError, and then nothing was made."""
+    missing = list(takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+    made: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            try:
+                operations.make_folder(folder)
+            except FileExistsError:
+                if not folder.is_dir():
+                    raise
+                continue  # another rank was faster
+            made.insert(0, folder)
+            sync_folder(folder.parent)
+    except OSError:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of ``folders`` that hold nothing, inner ones first."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def sync_file(path: Path) -> None:
     """Bring what a file holds to the disk."""
     with path.open("rb") as file:
-        os.fsync(file.fileno())
+        operations.sync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk: files created, renamed or removed so far."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        operations.sync(descriptor)
     except OSError as error:
         # Some network file systems have no such operation for folders; they order names themselves.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
@@ -147,25 +198,6 @@ def new_folder(path: Path, needed_bytes: int) -> Iterator[Path]:
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # gone already where all went well
         remove_empty(made)
-
-
-def make_folders(path: Path) -> list[Path]:
-    """Make ``path`` with the folders it lies in; return those that were missing, inner ones first. Raises OSError, and
-    then nothing was made."""
-    missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        remove_empty(missing)
-        raise
-    return missing
-
-
-def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove those of ``folders`` that hold nothing, inner ones first."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
 
 
 def _umask() -> int:

@@ -1,10 +1,12 @@
 """Which old checkpoints may go, and how does a folder go without ever looking whole on the way?"""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from triax.checkpoint.disk import read_small, sync_folder, write_atomically
+from triax.checkpoint import operations
+from triax.checkpoint.disk import read_small, sync_folder, write_atomically, write_unsynced
 from triax.checkpoint.format import (
     FORMAT,
     FORMAT_VERSION,
@@ -15,7 +17,7 @@ from triax.checkpoint.format import (
     is_own_file,
     parse_folder_name,
 )
-from triax.checkpoint.verify import Found, find_checkpoints, read_checkpoint
+from triax.checkpoint.verify import Found, find_checkpoints, read_checkpoint, wrong_sizes
 from triax.errors import BadInput
 
 
@@ -29,17 +31,24 @@ def begin_folder(folder: Path, step: int, run: str) -> Path:
     while True:
         made = folder / folder_name(step, attempt)
         try:
-            made.mkdir()
+            operations.make_folder(made)
             break
         except FileExistsError:
             attempt += 1
-    mark(made, run)
+    try:
+        mark(made, run)
+    except OSError:
+        # Without its marker nobody would ever remove it.
+        with suppress(OSError):
+            operations.unlink(made / MARKER)
+            operations.remove_folder(made)
+        raise
     return made
 
 
 def mark(folder: Path, run: str) -> None:
     """Say that ``run`` writes a checkpoint into ``folder``. Raises OSError."""
-    (folder / MARKER).write_bytes(_json({"run": run}))
+    write_unsynced(folder / MARKER, _json({"run": run}))
 
 
 def owner(folder: Path) -> str | None:
@@ -60,32 +69,42 @@ def remove(folder: Path) -> None:
     """Remove what this format wrote in a checkpoint folder, and the folder unless it holds something else.
 
     The manifest goes first, so that no crash leaves a folder that looks whole; the marker last, so that what is left
-    is still known to be ours. Raises OSError.
+    is still known to be ours. A folder without marker goes only if it is empty. Raises OSError.
     """
-    (folder / MANIFEST).unlink(missing_ok=True)
+    if owner(folder) is None:
+        operations.remove_folder(folder)
+        return
+    operations.unlink(folder / MANIFEST)
     sync_folder(folder)
     names = sorted(path.name for path in folder.iterdir())
     for name in names:
         if is_own_file(name) and name != MARKER:
-            (folder / name).unlink(missing_ok=True)
+            operations.unlink(folder / name)
     if all(is_own_file(name) for name in names):
-        (folder / MARKER).unlink(missing_ok=True)
-        folder.rmdir()
+        sync_folder(folder)
+        operations.unlink(folder / MARKER)
+        operations.remove_folder(folder)
         sync_folder(folder.parent)
 
 
-def remove_unfinished(folder: Path, run: str) -> None:
-    """Remove what saves of ``run`` that were interrupted have left in ``folder``. Raises OSError.
+def unfinished(folder: Path, run: str) -> list[Path]:
+    """Return what saves of ``run`` that were interrupted have left in ``folder``.
 
-    A folder without a marker was interrupted before it held anything, or is not ours; only an empty one is removed.
+    A folder without a marker was interrupted before it held anything, or is not ours; only an empty one is among them.
+    Raises OSError, and BadInput where the folder cannot be listed.
     """
-    for found in find_checkpoints(folder):
-        if found.is_complete:
-            continue
-        if owner(found.folder) == run:
-            remove(found.folder)
-        elif not found.folder.is_symlink() and not any(found.folder.iterdir()):
-            found.folder.rmdir()
+    return [
+        found.folder
+        for found in find_checkpoints(folder)
+        if not found.is_complete
+        and (owner(found.folder) == run or (not found.folder.is_symlink() and not any(found.folder.iterdir())))
+    ]
+
+
+def remove_unfinished(folder: Path, run: str) -> None:
+    """Remove what is ``unfinished``. Raises OSError."""
+    for path in unfinished(folder, run):
+        remove(path)
 
 
 def point_latest(folder: Path, name: str) -> None:
@@ -93,17 +112,17 @@ def point_latest(folder: Path, name: str) -> None:
     write_atomically(folder / LATEST, _json({"checkpoint": name}))
 
 
-def prune(folder: Path, run: str, keep: int, newest: Path) -> list[Path]:
-    """Remove and return the checkpoints of ``run`` that are older than its ``keep`` newest steps. Raises OSError.
+def outdated(folder: Path, run: str, keep: int, newest: Path) -> list[Path]:
+    """Return the checkpoints of ``run`` that are older than its ``keep`` newest steps.
 
-    ``newest`` was just written and always stays. Later steps than its own belong to a history that the run has left,
-    or could not be read when it resumed: they do not count, and stay for a person to judge. A checkpoint counts if its
-    manifest can be trusted and its files have their sizes; a damaged one goes once it is older than those that count.
-    Of one step only the last attempt stays.
+    ``newest`` always stays. Later steps than its own belong to a history that the run has left, or could not be read
+    when it resumed: they do not count, and stay for a person to judge. A checkpoint counts if its manifest can be
+    trusted and its files have their sizes; a damaged one goes once it is older than those that count. Of one step only
+    the last attempt stays.
     """
     current = parse_folder_name(newest.name)
     assert current is not None
-    removed = []
+    goes = []
     kept_steps = [current[0]]
     for one in find_checkpoints(folder):
         if (one.step, one.attempt) >= current or not one.is_complete or owner(one.folder) != run:
@@ -112,9 +131,16 @@ def prune(folder: Path, run: str, keep: int, newest: Path) -> list[Path]:
             if _looks_whole(one):
                 kept_steps.append(one.step)
             continue
-        remove(one.folder)
-        removed.append(one.folder)
-    return removed
+        goes.append(one.folder)
+    return goes
+
+
+def prune(folder: Path, run: str, keep: int, newest: Path) -> list[Path]:
+    """Remove and return what is ``outdated`` now that ``newest`` was written. Raises OSError."""
+    goes = outdated(folder, run, keep, newest)
+    for path in goes:
+        remove(path)
+    return goes
 
 
 def remove_after(folder: Path, run: str, step: int) -> list[Path]:
@@ -134,9 +160,8 @@ def remove_after(folder: Path, run: str, step: int) -> list[Path]:
 
 def _looks_whole(found: Found) -> bool:
     try:
-        manifest = read_checkpoint(found.folder).manifest
-        return all((found.folder / file.name).stat().st_size == file.bytes for file in manifest.files)
-    except (BadInput, OSError):
+        return not wrong_sizes(read_checkpoint(found.folder))
+    except BadInput:
         return False
 
 

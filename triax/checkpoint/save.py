@@ -15,9 +15,10 @@ from torch.distributed import ProcessGroup
 
 from triax.checkpoint.agree import Ranks
 from triax.checkpoint.commit import NeverAppeared, Ticket, collect, commit, deliver, tidy
-from triax.checkpoint.disk import Cancelled, free_bytes, sentence
+from triax.checkpoint.disk import Cancelled, free_bytes, make_folders, sentence
 from triax.checkpoint.division import Division
 from triax.checkpoint.format import folder_name
+from triax.checkpoint.patience import Asker
 from triax.checkpoint.retain import begin_folder, remove, remove_after, remove_unfinished
 from triax.errors import BadInput, Superseded, TriaxError
 from triax.units import format_bytes, format_seconds
@@ -63,6 +64,8 @@ class _Saving:
     thread: threading.Thread | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
     is_delivered: bool = False
+    is_late: bool = False
+    """Whether a save after it has waited for it in vain."""
     overdue_at_s: float | None = None
     num_bytes: int = 0
     failure: str = ""
@@ -92,10 +95,11 @@ class CheckpointWriter:
         self._ranks = Ranks.of(group)
         self._division = Division(self._ranks)
         self._saving: _Saving | None = None
+        self._disk = Asker()
         problems = []
         if self._ranks.rank == 0:
             try:
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folders(folder)
                 with tempfile.TemporaryFile(dir=folder):
                     pass
             except OSError as error:
@@ -109,20 +113,23 @@ class CheckpointWriter:
         """Begin to save ``tensors`` and rank 0's ``extra`` (JSON values) as the checkpoint of ``step``.
 
         Returns once the state is copied to host memory; a thread writes it. If the save before this one is still being
-        written, waits for it, and skips this one after ``patience_s``. With ``wait`` the outcome is on the handle.
+        written, waits for it, and skips this one after ``patience_s``; the one after that skips at once. With ``wait``
+        the outcome is on the handle.
 
         A disk that is full, slow or broken is an outcome, never an exception. Raises BadInput, on every rank, only for
         tensors that no disk could take: a placement local_slices refuses, or ranks that do not hold a tensor once and
         whole.
         """
         began_s = time.monotonic()
-        previous = self.finish(self._patience_s)
+        is_late = self._saving is not None and self._saving.is_late
+        previous = self.finish(0.0 if is_late else self._patience_s)
         if self._saving is not None:
+            self._saving.is_late = True
             behind = self._saving.ticket.step
             reason = f"skipped, because step {behind} is still being written after {format_seconds(self._patience_s)}"
             return self._not_begun(step, began_s, reason, None)
         slices = self._division.agree(step, tensors)
-        begun = self._ranks.broadcast(self._begin(step, extra) if self._ranks.rank == 0 else None)
+        begun = self._ranks.broadcast(self._begin_in_time(step, extra) if self._ranks.rank == 0 else None)
         if "reason" in begun:
             return self._not_begun(step, began_s, begun["reason"], previous)
         ticket = Ticket(step, self._folder / begun["folder"], begun["token"])
@@ -168,6 +175,11 @@ class CheckpointWriter:
             wait_s = min(2 * wait_s, 0.1)
         return None
 
+    @property
+    def step_in_flight(self) -> int | None:
+        """The step of the save whose outcome is not known yet; None where there is none."""
+        return None if self._saving is None else self._saving.ticket.step
+
     def discard_after(self, step: int) -> str:
         """Remove this run's checkpoints later than ``step``, because training has gone back to it; see remove_after.
 
@@ -177,12 +189,19 @@ class CheckpointWriter:
         reason = ""
         if self._ranks.rank == 0:
             try:
-                remove_after(self._folder, self._run, step)
+                self._disk.ask(lambda: remove_after(self._folder, self._run, step), self._patience_s)
             except OSError as error:
                 reason = f"checkpoints after step {step} could not be removed: {sentence(error)}"
             except BadInput as error:
                 reason = str(error)
         return str(self._ranks.broadcast(reason))
+
+    def _begin_in_time(self, step: int, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """On rank 0: ``_begin``, or the reason that the disk does not answer. Training waits for this."""
+        try:
+            return self._disk.ask(lambda: self._begin(step, extra), self._patience_s)
+        except TimeoutError as error:
+            return {"reason": f"{self._folder / folder_name(step)} cannot be made: {sentence(error)}"}
 
     def _begin(self, step: int, extra: Mapping[str, Any]) -> dict[str, Any]:
         """On rank 0: make room and a folder for the checkpoint. Return it, or the reason why it cannot be."""
@@ -247,7 +266,7 @@ class CheckpointWriter:
             problems = failures[:3] + saving.problems
             if failures:
                 try:
-                    remove(saving.ticket.folder)
+                    self._disk.ask(lambda: remove(saving.ticket.folder), self._patience_s)
                 except OSError as error:
                     problems.append(f"what was written of it could not be removed either: {sentence(error)}")
             outcome = SaveOutcome(

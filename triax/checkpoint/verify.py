@@ -67,6 +67,19 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise BadInput(f"{folder} cannot be used: {error}") from None
 
 
+def wrong_sizes(checkpoint: Checkpoint) -> list[str]:
+    """Return which of its files are missing or have another size than the manifest says; contents are not read."""
+    wrong = []
+    for file in checkpoint.manifest.files:
+        try:
+            found = (checkpoint.folder / file.name).stat().st_size
+        except OSError as error:
+            wrong.append(f"{file.name} cannot be read: {sentence(error)}")
+        else:
+            wrong += [f"{file.name} has {found} bytes instead of {file.bytes}"] if found != file.bytes else []
+    return wrong
+
+
 def verified(folder: Path, group: ProcessGroup | None = None) -> Checkpoint:
     """Return the checkpoint in ``folder`` once every byte of its files was read and found as it was written.
 

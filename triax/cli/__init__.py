@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 import typer.main
 
+from triax.cli.checkpoint import checkpoint_app
 from triax.cli.data import data_app
+from triax.cli.doctor import doctor_app
 from triax.cli.huggingface import huggingface_app
 from triax.cli.plan import plan_app
 from triax.cli.schedule import schedule_app
@@ -25,12 +27,12 @@ app = typer.Typer(
     context_settings={"max_content_width": 120},
     help="Train a language model split over many cards: the layout changes speed, memory and money, never the losses.",
 )
-checkpoint_app = typer.Typer(help="Look at saved states.")
 config_app = typer.Typer(help="Look at what a run file says.")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(config_app, name="config")
+app.add_typer(doctor_app)
 app.add_typer(huggingface_app)
 app.add_typer(plan_app)
 app.add_typer(schedule_app)
@@ -162,62 +164,6 @@ def generate(
 def _harmless(text: str) -> str:
     """Return ``text`` without what would steer a terminal: a network may write any byte."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "\ufffd" for sign in text)
-
-
-@checkpoint_app.command("list")
-def list_checkpoints(
-    folder: Annotated[Path, typer.Argument(help="A run's folder, or its checkpoints folder.")],
-) -> None:
-    """Show the saved states of a run, newest first."""
-    from triax.checkpoint.verify import find_checkpoints, read_checkpoint
-    from triax.units import format_bytes
-
-    folder = _checkpoints_folder(folder)
-    states = find_checkpoints(folder)
-    if not states:
-        print(f"no saved states in {folder}")
-    for found in states:
-        if not found.is_complete:
-            print(f"{found.folder.name}  not finished")
-            continue
-        try:
-            manifest = read_checkpoint(found.folder).manifest
-        except BadInput as error:
-            print(f"{found.folder.name}  damaged: {error}")
-            continue
-        print(f"{found.folder.name}  {format_bytes(manifest.total_bytes)}  {len(manifest.tensors)} tensors")
-
-
-@checkpoint_app.command()
-def verify(
-    folder: Annotated[Path, typer.Argument(help="A run's folder, its checkpoints folder, or one checkpoint.")],
-) -> None:
-    """Check every byte of saved states against their checksums; exit code 1 where one is damaged."""
-    from triax.checkpoint.format import MANIFEST
-    from triax.checkpoint.verify import find_checkpoints, verified
-
-    folder = _checkpoints_folder(folder)
-    is_one = os.path.lexists(folder / MANIFEST)
-    states = [folder] if is_one else [found.folder for found in find_checkpoints(folder) if found.is_complete]
-    if not states:
-        raise BadInput(f"{folder} holds no saved state to verify: give a run's folder, such as runs/NAME.")
-    damaged = 0
-    for path in states:
-        try:
-            verified(path)
-            print(f"{path.name}: whole")
-        except BadInput as error:
-            damaged += 1
-            print(f"{path.name}: {error}")
-    if damaged:
-        raise TriaxError(f"{damaged} of {len(states)} saved states cannot be trusted.")
-
-
-def _checkpoints_folder(folder: Path) -> Path:
-    if not os.path.isdir(folder):
-        raise BadInput(f"{folder} is no folder: give a run's folder, such as runs/NAME.")
-    inside = folder / "checkpoints"
-    return inside if os.path.isdir(inside) else folder
 
 
 @config_app.command("show")

@@ -58,8 +58,7 @@ def plan(
     json_file: Annotated[str | None, typer.Option("--json", metavar="FILE|-", help="Everything as JSON.")] = None,
 ) -> None:
     """Find the best layout of a model on a cluster, and say why, what it costs, and how sure that is."""
-    from triax.plan.ask import Wish, ask, why_none
-    from triax.plan.enumerate import shapes
+    from triax.plan.ask import Wish, ask
     from triax.plan.explain import LORA_RANK
 
     is_served = purpose == "inference"
@@ -78,18 +77,26 @@ def plan(
             f"a plan.json trains as it is, and {target} says no data and no steps: write a run file and plan that, or "
             f"use --json for the layout alone."
         )
-    if not is_served and not len(shapes(question.case, question.fixed)):
-        is_sized = fewest_cards or cheapest or days is not None
-        if question.fixed.columns or not is_sized:
-            raise BadInput(why_none(question))
     if is_served:
         _serve(question, precision or "bf16", _count(context, "--context") or question.case.workload.seq_len, json_file)
     elif fewest_cards or cheapest or days is not None:
+        if question.fixed.columns:
+            _refuse_illegal(question)
         _size(question, budget, days, json_file, is_cheapest=cheapest)
     elif longest_sequence or deepest:
+        _refuse_illegal(question)
         _largest(question, json_file, is_deepest=deepest)
     else:
         _best(question, budget, export, output, json_file)
+
+
+def _refuse_illegal(question: "Question") -> None:
+    """Raise BadInput where no layout is legal at all."""
+    from triax.plan.ask import why_none
+    from triax.plan.enumerate import shapes
+
+    if not len(shapes(question.case, question.fixed)):
+        raise BadInput(why_none(question))
 
 
 def _count(text: str | None, option: str) -> int | None:
@@ -108,11 +115,13 @@ def _best(
     question: "Question", budget: int | None, export: str | None, output: Path | None, json_file: str | None
 ) -> None:
     from triax.plan.answer import Answer
+    from triax.plan.ask import why_none
     from triax.plan.page import page
     from triax.plan.search import Misfit, search
 
     found = search(question.case, question.fixed)
-    assert found is not None  # that some layout is legal was looked at before
+    if found is None:
+        raise BadInput(why_none(question))
     if isinstance(found, Misfit):
         raise BadInput(_too_big(question, found))
     answer = Answer(question, found, budget)

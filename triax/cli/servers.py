@@ -68,9 +68,11 @@ class Plans:
 
     run: Run
     cluster: Cluster
-    """Of one server or of all: only its numbers are replaced."""
+    """Of one server or of all: only its numbers are replaced. What a plan has measured of it is kept."""
     ranks: int
     """On each server."""
+    folder: "RunFolder"
+    has_cards: bool
     _made: dict[int, Plan | BadInput] = field(default_factory=dict)
 
     def of(self, num_servers: int) -> Plan:
@@ -80,7 +82,8 @@ class Plans:
         """
         if num_servers not in self._made:
             try:
-                self._made[num_servers] = self._plan(num_servers)
+                self._made[num_servers] = plan = self._plan(num_servers)
+                self.cluster = plan.cluster
             except BadInput as error:
                 self._made[num_servers] = error
         made = self._made[num_servers]
@@ -106,10 +109,13 @@ class Plans:
             return self._as_said(self.run.model_copy(update={"layout": LayoutRequest()}), cluster)
 
     def _as_said(self, run: Run, cluster: Cluster) -> Plan:
-        from triax.cli.start import planned
+        if run.layout == LayoutRequest():
+            from triax.cli.planned import planned
 
-        plan = planned(run, cluster) or make_plan(run, cluster, resolve_layout(run, cluster.num_cards))
-        require_legal(plan.layout, plan.run, cluster)
+            plan = planned(run, cluster, self.folder, has_cards=self.has_cards)
+        else:
+            plan = make_plan(run, cluster, resolve_layout(run, cluster.num_cards))
+        require_legal(plan.layout, plan.run, plan.cluster)
         return plan
 
 
@@ -215,15 +221,18 @@ def _failure(view: "View") -> Any:
 
 
 def train_on_servers(
-    run: Run, cluster: Cluster, text: str, folder: "RunFolder", servers: Servers, *, quiet: bool,
+    run: Run, cluster: Cluster, text: str, folder: "RunFolder", servers: Servers, *, has_cards: bool, quiet: bool,
     max_restarts: int | None,
 ) -> int:  # fmt: skip
-    """Train ``run`` as one of several servers, with as many ranks on each as ``cluster`` says; return the exit code."""
+    """Train ``run`` as one of several servers, with as many ranks on each as ``cluster`` says; return the exit code.
+
+    ``has_cards``: this server has accelerators.
+    """
     from triax.cli.start import tokens_of
     from triax.launch.workers import warm_up
     from triax.train.stop import StopWish, stop_signals
 
-    plans = Plans(run, cluster, cluster.cards_per_server)
+    plans = Plans(run, cluster, cluster.cards_per_server, folder, has_cards)
     whole = plans.of(servers.most)
     wish = StopWish(folder.stop_file)
     with stop_signals(wish), folder.shared():

@@ -5,6 +5,7 @@ Torch-free until the ranks run: a mistake in a run file is told in a tenth of a 
 
 import os
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,7 @@ from triax.spec.faults import validated
 from triax.spec.load import layout_words, load_plan, load_run
 from triax.spec.plan import Plan, make_plan
 from triax.spec.resolve import resolve_layout
-from triax.spec.run import LayoutRequest, Run
+from triax.spec.run import LayoutRequest
 
 if TYPE_CHECKING:
     from triax.cli.servers import Servers
@@ -55,16 +56,16 @@ def start_training(
     with ExitStack() as held:
         # Until a rank takes over the signals that ask for an end: nothing was done yet, so nothing is lost.
         with raised_by_signals(stopped_early()):
-            plan, text = _read(target, [*overrides, *layout_words(layout or "")], rank, num_ranks)
             folder = _folder_of(target, run_dir)
+            asked = _read(target, [*overrides, *layout_words(layout or "")], rank, num_ranks, folder)
             if rank is None:
                 forget_leftovers(os.environ)
-                held.enter_context(folder.locked(plan.run.train.timeout_s))
-                order = _prepare(plan, folder, text, quiet)
-                if plan.cluster.num_cards > 1:
-                    return keep_training(plan, folder, order, max_restarts)
+                held.enter_context(folder.locked(asked.plan.run.train.timeout_s))
+                order = _prepare(asked, folder, quiet)
+                if asked.plan.cluster.num_cards > 1:
+                    return keep_training(asked.plan, folder, order, max_restarts)
             else:
-                order = _prepare_as_started(plan, folder, rank, text, quiet, held)
+                order = _prepare_as_started(asked, folder, rank, quiet, held)
             from triax.train.worker import leave, train_as_rank
         code = train_as_rank(order)
     if code and rank is not None:
@@ -72,31 +73,40 @@ def start_training(
     return code
 
 
-def _read(target: Path, overrides: list[str], rank: "Rank | None", num_ranks: int | None) -> tuple[Plan, str]:
-    """Return the plan and the text of the run file; a plan.json says no text of its own."""
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command is to do."""
+
+    plan: Plan
+    text: str
+    """The run file as it is written; a plan.json says none."""
+    is_open: bool = False
+    """The run file leaves the layout open."""
+
+
+def _read(
+    target: Path, overrides: list[str], rank: "Rank | None", num_ranks: int | None, folder: "RunFolder"
+) -> _Asked:
     if target.suffix == ".json":
         if overrides:
             raise BadInput(f"{target} is a plan and is trained as it is: change the run file instead ({overrides[0]}).")
         plan = load_plan(target)
         require_legal(plan.layout, plan.run, _cluster_of(plan.cluster, rank, num_ranks))
-        return plan, ""
+        return _Asked(plan, "")
     run = load_run(target, overrides)
     cluster = _cluster_of(run.cluster, rank, num_ranks)
-    plan = planned(run, cluster) or make_plan(run, cluster, resolve_layout(run, cluster.num_cards))
-    require_legal(plan.layout, run, cluster)
-    return plan, _text_of(target)
+    is_open = run.layout == LayoutRequest()
+    if is_open and rank is not None and rank.rank > 0:
+        # Rank 0 plans for all that a launcher started: what each of them measured would differ.
+        return _Asked(make_plan(run, cluster, resolve_layout(run, cluster.num_cards)), _text_of(target), is_open)
+    if is_open:
+        from triax.cli.planned import planned
 
-
-def planned(run: Run, cluster: Cluster) -> Plan | None:
-    """Return the best plan where the run file says nothing of a layout; None where it does, or none is known.
-
-    Every rank that a launcher started asks for itself, and has the same answer.
-    """
-    if run.layout != LayoutRequest():
-        return None
-    from triax.plan.answer import plan_for
-
-    return plan_for(run, cluster)
+        plan = planned(run, cluster, folder, has_cards=_num_cards() > 0)
+    else:
+        plan = make_plan(run, cluster, resolve_layout(run, cluster.num_cards))
+    require_legal(plan.layout, run, plan.cluster)
+    return _Asked(plan, _text_of(target), is_open)
 
 
 def _start_on_servers(
@@ -113,7 +123,9 @@ def _start_on_servers(
     cluster = _cluster_of(run.cluster, None, num_ranks or inside)
     forget_leftovers(os.environ)
     text = _text_of(target)
-    return train_on_servers(run, cluster, text, folder, servers, quiet=quiet, max_restarts=max_restarts)
+    return train_on_servers(
+        run, cluster, text, folder, servers, has_cards=_num_cards() > 0, quiet=quiet, max_restarts=max_restarts
+    )
 
 
 def _text_of(run_file: Path) -> str:
@@ -140,7 +152,7 @@ def _cluster_of(said: Cluster | None, rank: "Rank | None", num_ranks: int | None
     if rank is not None:
         servers, inside = rank.num_servers, rank.local_world_size
     else:
-        servers, inside = 1, _num_local_ranks(said, num_ranks)
+        servers, inside = 1, num_local_ranks(said, num_ranks)
     if said is not None and said.num_cards == servers * inside:
         return said
     shape: dict[str, Any] = {"servers": servers, "cards_per_server": inside}
@@ -149,7 +161,7 @@ def _cluster_of(said: Cluster | None, rank: "Rank | None", num_ranks: int | None
     return validated(Cluster, shape if said is None else said.model_dump() | shape, "the ranks that were started")
 
 
-def _num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
+def num_local_ranks(cluster: Cluster | None, num_ranks: int | None) -> int:
     """Return how many processes this command starts; raise BadInput where this server cannot have so many."""
     cards = _num_cards()
     if num_ranks is not None:
@@ -198,10 +210,11 @@ def _num_cards() -> int:
     return len(list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names)))
 
 
-def _prepare(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> "Order":
+def _prepare(asked: _Asked, folder: "RunFolder", quiet: bool) -> "Order":
     """Make everything ready for ranks of this server alone, and return what they will be told."""
     from triax.launch.workers import warm_up
 
+    plan = asked.plan
     folder.refuse_another_run(plan)
     if plan.cluster.num_cards > 1:
         warm_up("triax.train.worker", num_ranks=plan.cluster.num_cards)
@@ -209,19 +222,17 @@ def _prepare(plan: Plan, folder: "RunFolder", text: str, quiet: bool) -> "Order"
     from triax.train.order import Order
 
     places = str(folder.places) if plan.cluster.num_cards > 1 else None
-    return Order(plan.model_dump_json(), text, str(folder.path), tokens.address, quiet, places)
+    return Order(plan.model_dump_json(), asked.text, str(folder.path), tokens.address, quiet, places)
 
 
-def _prepare_as_started(
-    plan: Plan, folder: "RunFolder", rank: "Rank", text: str, quiet: bool, held: ExitStack
-) -> "Order":
+def _prepare_as_started(asked: _Asked, folder: "RunFolder", rank: "Rank", quiet: bool, held: ExitStack) -> "Order":
     """Return what one of the ranks that a launcher started is told; rank 0 keeps the folder, until ``held`` ends."""
     if rank.rank == 0:
         held.enter_context(folder.locked())
-        folder.refuse_another_run(plan)
+        folder.refuse_another_run(asked.plan)
     from triax.train.order import Order
 
-    return Order(plan.model_dump_json(), text, str(folder.path), None, quiet)
+    return Order(asked.plan.model_dump_json(), asked.text, str(folder.path), None, quiet, asks_rank_0=asked.is_open)
 
 
 def tokens_of(plan: Plan, quiet: bool) -> "Corpus":

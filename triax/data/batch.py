@@ -1,7 +1,7 @@
 """Which numbers does a data rank feed to the model in one microbatch?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,26 @@ class Batch:
     where each sequence is one document"""
     sequences: Indices
     """(B,): the number of each sequence in the corpus; -1 where a sequence only fills the batch"""
+
+
+def filled(batch: Batch, length: int) -> Batch:
+    """Return ``batch`` with sequences of ``length`` positions: what they lack is a last document of each, in which no
+    label counts."""
+    rows, seq_len = batch.tokens.shape
+    lacking = length - seq_len
+    if not lacking:
+        return batch
+    starts = np.arange(rows) * seq_len if batch.cu_seqlens is None else batch.cu_seqlens[:-1]
+    ends_of_rows = np.arange(1, rows + 1) * length
+    bounds = np.concatenate((starts + starts // seq_len * lacking, ends_of_rows - lacking, ends_of_rows[-1:]))
+    wider = ((0, 0), (0, lacking))
+    return replace(
+        batch,
+        tokens=np.pad(batch.tokens, wider),
+        labels=np.pad(batch.labels, wider, constant_values=IGNORE),
+        positions=np.concatenate((batch.positions, np.tile(np.arange(lacking), (rows, 1))), axis=1),
+        cu_seqlens=np.sort(bounds).astype(np.int32),
+    )
 
 
 @dataclass(frozen=True, slots=True)

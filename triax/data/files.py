@@ -84,16 +84,16 @@ def find_files(
 
     Folders, also those a pattern matches, are searched to any depth for files ending in one of ``extensions``, or,
     where none is given, in what ``file_format`` reads (``ENDINGS``); names that start with a dot are left out. A folder
-    that Hugging Face ``datasets`` saved stands for its Arrow files. Raises BadInput where a word stands for nothing,
-    where two stand for the same file, and where ``auto`` cannot tell what a file is, or which of several kinds in a
-    folder is meant.
+    that Hugging Face ``datasets`` saved stands for its Arrow files. Of two names in one folder for one file the file
+    itself counts. Raises BadInput where a word stands for nothing, where two words stand for the same file, and where
+    ``auto`` cannot tell what a file is, or which of several kinds in a folder is meant.
     """
     endings = tuple(f".{ending.lower().removeprefix('.')}" for ending in extensions)
     wanted = _Wanted(file_format, endings or _endings(file_format), token_dtype)
     files: list[SourceFile] = []
     named_by: dict[str, str] = {}
     for word in words:
-        for path in _paths(word, wanted):
+        for path in _each_once(_paths(word, wanted)):
             file = wanted.file(path)
             identity = os.path.realpath(file.path)
             if identity in named_by:
@@ -102,6 +102,18 @@ def find_files(
             named_by[identity] = word
             files.append(file)
     return tuple(files)
+
+
+def _each_once(paths: list[Path]) -> list[Path]:
+    """Return ``paths`` with one of those that stand for the same file, rather the file than a link to it: a folder that
+    has two names for a file means it once."""
+    named: dict[str, Path] = {}
+    for path in paths:
+        identity = os.path.realpath(path)
+        if identity not in named or (named[identity].is_symlink() and not path.is_symlink()):
+            named[identity] = path
+    chosen = set(named.values())
+    return [path for path in paths if path in chosen]
 
 
 def _endings(file_format: Literal["auto"] | Format) -> tuple[str, ...]:

@@ -229,7 +229,7 @@ def cannot_write(cache_folder: Path, most_bytes: int, error: OSError, *, keeps_p
     """Return why the cache cannot be written, and what would help."""
     message = f"Prepared tokens cannot be written to {cache_folder}: {error.strerror or error}"
     remedy = "set data.cache_dir to another folder"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         message += f"; up to {format_bytes(most_bytes)} are needed there"
         with suppress(OSError):  # the folder could not even be made
             message += f" and {format_bytes(shutil.disk_usage(cache_folder).free)} are free"

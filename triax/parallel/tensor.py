@@ -37,7 +37,7 @@ from triax.spec.weights import Weight, weights_table
 def split_tensors(stage: Decoder, mesh: DeviceMesh) -> None:
     """Cut the weights of ``stage`` over the ``tp`` axis of ``mesh`` and put the collectives around them, in place.
 
-    Expects a stage on ``meta``. Sizes need not divide, except heads and the sequence (``triax.spec.check``).
+    Expects a stage on ``meta``. Sizes need not divide, except heads and the sequence as it is computed.
     """
     tensor = mesh["tp"]
     if tensor.size() == 1:

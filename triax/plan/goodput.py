@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from triax.plan.case import Case
-from triax.spec.checkpoint_interval import best_interval_s, mean_time_between_failures_s, useful_fraction
+from triax.spec.checkpoint_interval import (
+    FAILURES_PER_1000_SERVER_DAYS,
+    best_interval_s,
+    mean_time_between_failures_s,
+    useful_fraction,
+)
 
-FAILURES_PER_1000_SERVER_DAYS: Final = 3.8
-"""Unexpected interruptions of a job: 419 in 54 days of 2,048 servers (arXiv:2407.21783, section 3.3.4)."""
 STATE_BYTES_PER_WEIGHT: Final = 12.0
 """Master weights and two moments in fp32."""
 STORAGE_BYTES_PER_S: Final = 2e9

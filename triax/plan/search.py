@@ -2,8 +2,8 @@
 
 The lower bound of a shape is what no variant can avoid: its work without recomputation, tensor, context and expert
 traffic, its bubble, and the update where it is shared most. Shapes are opened best bound first, until the next bound is
-worse than what is kept, and variants are recomputed only where they are good enough without. So what is left out is
-proven slower, and the answer is that of pricing every layout.
+worse than what is kept; of those that may fit at all the variants are priced, and recomputed only where they are good
+enough without. So what is left out is proven slower or too big, and the answer is that of pricing every layout.
 """
 
 from dataclasses import dataclass, replace
@@ -76,21 +76,31 @@ def search(
     considered = count_layouts(case, shaped, fixed)
     bounds = _bounds(case, shaped)
     order = np.argsort(bounds, kind="stable")
-    best, priced = np.inf, 0
+    limit, priced = np.inf, 0
     found: list[Candidates] = []
-    times: list[Numbers] = []
+    step_s: Numbers = np.zeros(0)
     at, size = 0, _FIRST
-    while at < len(order) and bounds[order[at]] <= best * (1 + SLACK):
+    while at < len(order) and bounds[order[at]] <= limit:
         chosen = order[at : at + size]
-        chosen = chosen[bounds[chosen] <= best * (1 + SLACK)]
+        chosen = chosen[bounds[chosen] <= limit]
         at, size = at + size, 2 * size
-        opened, step_s = _open(case, shaped.take(np.sort(chosen)), fixed, best)
+        chosen = chosen[may_fit(case, shaped.take(chosen))]
+        if not len(chosen):
+            continue
+        opened, seconds = _open(case, shaped.take(np.sort(chosen)), fixed, limit, kept)
         priced += len(opened)
-        found, times = [*found, opened], [*times, step_s]
-        best = min(best, float(step_s.min(initial=np.inf)))
-    if not np.isfinite(best):
+        found, step_s = [*found, opened], np.concatenate([step_s, seconds])
+        limit = _limit(step_s, kept)
+    if not np.isfinite(limit):
         return _nearest(case, shaped, considered)
-    return _ranked(case, _joined(found), np.concatenate(times), considered, priced, kept, most_slots)
+    return _ranked(case, _joined(found), step_s, considered, priced, kept, most_slots)
+
+
+def _limit(step_s: Numbers, kept: int) -> float:
+    """Return how slow a layout may be and still be kept beside those that take ``step_s``."""
+    if len(step_s) < kept:
+        return float(step_s.min(initial=np.inf)) * (1 + SLACK)
+    return min(float(step_s.min()) * (1 + SLACK), float(np.partition(step_s, kept - 1)[kept - 1]))
 
 
 def _bounds(case: Case, shaped: Candidates) -> Numbers:
@@ -104,8 +114,8 @@ def _bounds(case: Case, shaped: Candidates) -> Numbers:
 
 
 _SHAPE: Final = (
-    "tp", "cp", "pp", "dp_replicate", "dp_shard", "schedule", "stages_per_rank", "sequences_per_microbatch",
-    "microbatches", "ep",
+    "tp", "cp", "cp_method", "pp", "dp_replicate", "dp_shard", "schedule", "stages_per_rank",
+    "sequences_per_microbatch", "microbatches", "ep",
 )  # fmt: skip
 
 
@@ -114,25 +124,37 @@ def _zero_of(c: Candidates) -> Integers:
     return zero
 
 
-def _open(case: Case, shaped: Candidates, fixed: Fixed | None, best: float) -> tuple[Candidates, Numbers]:
-    """Return the variants of ``shaped`` that fit and are good enough, with the seconds of their steps."""
+def _open(case: Case, shaped: Candidates, fixed: Fixed | None, limit: float, kept: int) -> tuple[Candidates, Numbers]:
+    """Return the variants of ``shaped`` that fit and are among the ``kept`` best, none slower than ``limit``; with the
+    seconds of their steps."""
     plain = plain_variants(case, shaped, fixed)
-    opened = recomputed(case, plain.take(case.time(plain).step_s <= best * (1 + SLACK)), fixed)
+    opened = recomputed(case, plain.take(case.time(plain).step_s <= limit), fixed)
     step_s = case.time(opened).step_s if len(opened) else np.zeros(0)
-    # The fastest first: once one of them fits, the slow ones need no look at their memory.
+    # The fastest first: once enough of them fit, the slow ones need no look at their memory.
     order = np.argsort(step_s, kind="stable")
-    kept: list[NDArray[np.int64]] = []
+    fit: Integers = np.zeros(0, dtype=np.int64)
     for start in range(0, len(order), 4096):
         rows = order[start : start + 4096]
-        rows = rows[step_s[rows] <= best * (1 + SLACK)]
+        rows = rows[step_s[rows] <= limit]
         if not len(rows):
             break
-        rows = rows[case.memory(opened.take(rows)).fits]
-        if len(rows):
-            best = min(best, float(step_s[rows[0]]))
-            kept.append(rows[step_s[rows] <= best * (1 + SLACK)])
-    fit = np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+        fit = np.concatenate([fit, rows[case.memory(opened.take(rows)).fits]])
+        limit = min(limit, _limit(step_s[fit], kept))
+    fit = np.sort(fit[step_s[fit] <= limit])
     return opened.take(fit), step_s[fit]
+
+
+def may_fit(case: Case, shaped: Candidates) -> NDArray[np.bool_]:
+    """Return which shapes have a variant that fits: one that does not in its smallest variant fits in none.
+
+    Where an engine gathers once in a pipeline, ZeRO-3 keeps gradients whole and ZeRO-2 reduces them through buffers.
+    Which is smaller depends on the sizes, and both are looked at.
+    """
+    fits = case.memory(shaped).fits
+    if case.engine.gathers_once_in_pipeline:
+        whole = np.where((shaped.pp > 1) & (shaped.zero == 2), 3, shaped.zero)
+        fits = fits | case.memory(replace(shaped, zero=whole)).fits
+    return fits
 
 
 def _nearest(case: Case, shaped: Candidates, considered: int) -> Misfit:

@@ -21,6 +21,11 @@ class Cluster(Value):
     """Memory of one card that training may use."""
     peak_flops: float | None = Field(default=None, gt=0)
     """FLOP/s of one card in the run's compute precision, for utilisation; absent means measured at the start."""
+    matmul_flops_per_s: float | None = Field(default=None, gt=0)
+    """FLOP/s that large matrix products reach on one card in the run's compute precision; absent means as a catalogue
+    says."""
+    memory_bytes_per_s: float | None = Field(default=None, gt=0)
+    """Rate at which one card reads and writes its memory; absent means as a catalogue says."""
     inside_bytes_per_s: float | None = Field(default=None, gt=0)
     """Bandwidth of one card to another of its server, one direction."""
     across_bytes_per_s: float | None = Field(default=None, gt=0)

@@ -23,8 +23,10 @@ _LARGEST_JSON_BYTES: Final = 1 << 26
 """A plan lists the layouts that were not chosen, about a kilobyte each."""
 
 _KEY_PART: Final = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
-_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32,64}}+{_KEY_PART}[=\]]")
-"""A key of so many parts: no section is that deep, and reading one takes time in the square of its parts."""
+_LONG_KEY: Final = re.compile(rf"(?<![\w-])(?:{_KEY_PART}\.[ \t]*+){{32}}{_KEY_PART}[=\]]")
+"""The last 33 parts of a key of so many or more: no section is that deep, and reading one takes time in the square of
+its parts. No part can be read in two ways, so nothing is tried twice; a possessive group would say so, and Python
+before 3.11.5 matches it wrongly (python/cpython#106052)."""
 
 _LAYOUT_WORD: Final = re.compile(r"[^\s,\[]+(?:\[[^\]]*\]?)?")
 """A word of ``--layout``; a list in brackets may hold spaces and commas."""

@@ -9,12 +9,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from triax.spec.checkpoint_interval import FAILURES_PER_1000_SERVER_DAYS
 from triax.spec.cluster import Cluster
 from triax.spec.data import DataSpec
-from triax.spec.layout import AxisOrder, Recompute, ScheduleName
+from triax.spec.layout import AxisOrder, ContextMethod, Recompute, ScheduleName
 from triax.spec.legal_values import either, multiples
 from triax.spec.model import ModelSpec
-from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Text, Value, fingerprint
+from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, Every, SmallCount, Text, Value, fingerprint
 
 FORMAT_VERSION = 1
 """Version of every file that triax writes into a run folder."""
@@ -108,8 +109,11 @@ class EvalSpec(Value):
 class CheckpointSpec(Value):
     """When state is saved and how much of it is kept. The last step is always saved."""
 
-    every_steps: Count = Field(default=500, ge=0)
-    """0: only at the end and when the run is asked to stop."""
+    every_steps: Every = 500
+    """0: only at the end and when the run is asked to stop; "auto": as often as loses least time, by what a save is
+    measured to cost and how often servers fail (Young/Daly, ``triax.spec.checkpoint_interval``)."""
+    failures_per_1000_server_days: float = Field(default=FAILURES_PER_1000_SERVER_DAYS, gt=0)
+    """For "auto"."""
     keep: Count = Field(default=3, ge=1)
     """Newest checkpoints that stay on disk."""
     background: bool = True
@@ -171,6 +175,7 @@ class LayoutRequest(Value):
     stage_cuts: Counts | None = None
     sequences_per_microbatch: SmallCount | None = None
     microbatches: SmallCount | None = None
+    cp_method: ContextMethod | None = None
     recompute: Recompute | None = None
     order: AxisOrder | None = None
 

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from triax.errors import BadInput
 from triax.units import parse_bytes, parse_count
@@ -53,6 +53,19 @@ Text = Annotated[str, Field(min_length=1), AfterValidator(_without_nul)]
 
 Count = Annotated[int, Field(lt=1 << 63), BeforeValidator(_count)]
 """An integer, or text with a unit of 1000: ``64_000``, ``1e6``, ``"64k"``."""
+
+
+def _every(value: Any) -> Any:
+    if value == "auto":
+        return value
+    count = _count(value)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < 1 << 63:
+        raise ValueError(f'{value!r:.80} is no number of steps: use a whole number of 0 or more, or "auto".')
+    return count
+
+
+Every = Annotated[int | Literal["auto"], PlainValidator(_every)]
+"""Steps between two times that something is done, 0 for never; or ``"auto"``: by what it costs."""
 
 LARGEST_SMALL_COUNT: Final = 1 << 20
 

@@ -14,6 +14,7 @@ from triax.parallel.mesh import build_mesh
 from triax.parallel.place import make_executor, place
 from triax.parallel.progress import Progress
 from triax.parallel.tied import TiedEmbedding
+from triax.spec.context import computed_length
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.spec.schedule import build
@@ -40,7 +41,8 @@ def assemble(run: Run, layout: Layout, process: Process, batches: Batches, progr
     stages = place(run.model, layout, run.precision, mesh, device)
     optimizer = Optimizer(stages, run.model, run.optimizer, device)
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
-    executor = make_executor(table, stages, layout, run.precision, mesh, run.data.seq_len, device, progress)
+    length = computed_length(run.data.seq_len, layout.cp, layout.tp)
+    executor = make_executor(table, stages, layout, run.precision, mesh, length, device, progress)
     tied = TiedEmbedding(stages, layout, table)
     load = ExpertLoad(stages, run.model, device)
     data_rank = layout.data_rank(process.rank)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
+from triax.checkpoint.agree import Ranks
 from triax.checkpoint.save import CheckpointWriter
 from triax.data.batch import Batches, batches_of
 from triax.data.corpus import Corpus
@@ -18,6 +19,7 @@ from triax.spec.plan import Plan
 from triax.spec.run import Run
 from triax.spec.weights import num_active_parameters, num_parameters
 from triax.train.assemble import assemble
+from triax.train.cadence import Cadence
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.origin import began_with, begin
@@ -78,7 +80,8 @@ def train(
         guard = Guard(run.guard, run.model)
         if checkpoint is None and began_as is None and run.guard.check_initial_loss:
             _stop_unless_committed(guard.judge_guess(stepper.loss_of_guessing(state.next_sample)))
-        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter)
+        cadence = Cadence(run.checkpoint, process.num_servers, Ranks.of(disk_group), state.step)
+        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter, cadence)
         reads_late = process.device.type == "cuda"
         wish = wish or StopWish()
         _Loop(plan, folder, process, stepper, progress, batches, guard, reporter, saver, wish, reads_late, state).run()
@@ -177,9 +180,7 @@ class _Loop:
             self._take_step()
             self.saver.poll()
             done = self.state.step
-            is_eval_due, is_save_due = (
-                _is_due(done, every) for every in (run.eval.every_steps, run.checkpoint.every_steps)
-            )
+            is_eval_due, is_save_due = _is_due(done, run.eval.every_steps), self.saver.is_due(done)
             if not self.reads_late or is_eval_due or is_save_due or done in (first + 1, run.train.steps):
                 self._settle(with_eval=is_eval_due)
             if is_save_due and done < run.train.steps:

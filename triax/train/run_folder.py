@@ -18,7 +18,7 @@ from triax.errors import BadInput, Superseded
 from triax.spec.generations import AGENTS, newest_number
 from triax.spec.model_source import as_run_file
 from triax.spec.plan import Plan, plan_as_json
-from triax.spec.run import Run
+from triax.spec.run import FORMAT_VERSION, Run
 from triax.train.origin import carry_along
 
 _LOCK: Final = ".lock"
@@ -66,6 +66,11 @@ class RunFolder:
     def plan(self) -> Path:
         """The plan that the newest start of the run followed."""
         return self.path / "plan.json"
+
+    @property
+    def cluster(self) -> Path:
+        """The machine of the newest start, with what was measured of it."""
+        return self.path / "cluster.toml"
 
     @property
     def checkpoints(self) -> Path:
@@ -166,6 +171,7 @@ class RunFolder:
         path, gives_up_s = self.path / name, time.monotonic() + patience_s
         while True:
             try:
+                self.path.mkdir(parents=True, exist_ok=True)
                 lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise self._unwritable(error) from None
@@ -214,9 +220,7 @@ class RunFolder:
             if run_text:
                 write_atomically(self.path / "run.toml", run_text)
             write_atomically(self._resolved, _resolved_toml(plan))
-            write_atomically(
-                self.path / "cluster.toml", tomli_w.dumps(without_none(plan.cluster.model_dump(mode="json")))
-            )
+            write_atomically(self.cluster, _toml(plan.cluster.model_dump(mode="json")))
             write_atomically(self.plan, json.dumps(plan_as_json(plan), indent=1) + "\n")
             carry_along(plan.run, self.path)
             self.stopped.unlink(missing_ok=True)
@@ -254,11 +258,16 @@ def _said_by(manifest: Path) -> dict[str, Any] | None:
 
 def another_run(subject: str, before: Any, run: Run) -> str:
     """Return why ``subject``, of a run with the mathematics ``before``, is not of ``run``: the keys that differ."""
-    differing = _differences(before, run.mathematics()) if isinstance(before, dict) else []
-    what = "; ".join(differing) or f"the fingerprint of this one is {run.fingerprint}"
     return (
-        f"{subject} of another run ({what}): put the old values back to go on, or give another --run-dir to start anew."
+        f"{subject} of another run ({what_differs(before, run)}): put the old values back to go on, or give another "
+        f"--run-dir to start anew."
     )
+
+
+def what_differs(before: Any, run: Run) -> str:
+    """Return the keys in which the mathematics ``before`` differs from that of ``run``, and both values of each."""
+    differing = _differences(before, run.mathematics()) if isinstance(before, dict) else []
+    return "; ".join(differing) or f"the fingerprint of this one is {run.fingerprint}"
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -275,7 +284,11 @@ def _resolved_toml(plan: Plan) -> str:
     header = f"# Every value of this run, defaults included. fingerprint = {plan.fingerprint}\n"
     said = as_run_file(plan.run.model_dump(mode="json")) | {"layout": plan.layout.model_dump(mode="json")}
     said["cluster"] = plan.cluster.model_dump(mode="json")
-    return header + tomli_w.dumps(without_none(said))
+    return header + _toml(said)
+
+
+def _toml(said: dict[str, Any]) -> str:
+    return tomli_w.dumps({"format_version": FORMAT_VERSION, **without_none(said)})
 
 
 def without_none(value: Any) -> Any:

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from triax.checkpoint.save import CheckpointWriter, SaveOutcome
 from triax.nn.decoder import Decoder
 from triax.spec.plan import Plan
+from triax.train.cadence import Cadence
 from triax.train.optimizer import Optimizer
 from triax.train.reporter import Reporter
 from triax.train.state import TrainState, extra_of, tensors_of
+from triax.units import format_seconds
 
 
 class Saver:
@@ -16,13 +19,14 @@ class Saver:
 
     def __init__(
         self, writer: CheckpointWriter, stages: Sequence[Decoder], optimizer: Optimizer, plan: Plan,
-        data_fingerprint: str, began_as: str | None, reporter: Reporter,
+        data_fingerprint: str, began_as: str | None, reporter: Reporter, cadence: Cadence,
     ) -> None:  # fmt: skip
         """``began_as``: digest of the checkpoint that gave the run its first weights, None where they were random."""
-        self._writer, self._plan, self._reporter = writer, plan, reporter
+        self._writer, self._plan, self._reporter, self._cadence = writer, plan, reporter, cadence
         self._stages, self._optimizer = stages, optimizer
         self._data_fingerprint, self._began_as = data_fingerprint, began_as
         self._stall_s = 0.0
+        self._has_given_up = False
         self.newest_step = 0
         """The newest step that this session has brought to disk; 0 where none."""
         self.failure = ""
@@ -30,22 +34,35 @@ class Saver:
         self.last_step: int | None = None
         """The step after which training ends, once that is known: who ends the run tells why it was not saved."""
 
+    def is_due(self, step: int) -> bool:
+        """Return whether the state after ``step`` steps is to be saved; called once after each step."""
+        return self._cadence.is_due(step)
+
     def save(self, state: TrainState, *, wait: bool) -> None:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
         started_s = time.perf_counter()
         extra = extra_of(state, self._plan, self._data_fingerprint, self._began_as)
-        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra, wait)
+        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra)
         self._tell(handle.previous)
         self._tell(handle.outcome)
-        self._stall_s += time.perf_counter() - started_s
+        if wait and handle.outcome is None:
+            self.finish()
+        stall_s = time.perf_counter() - started_s
+        self._cadence.leave_out(stall_s)
+        self._stall_s += stall_s
 
     def poll(self) -> None:
         """Tell how the save in flight ended, if it did; does not wait."""
         self._tell(self._writer.poll())
 
     def finish(self) -> None:
-        """Wait for the save in flight."""
-        self._tell(self._writer.finish())
+        """Wait for the save in flight, as long as ranks wait for each other: a hanging disk must not hang the run."""
+        patience_s = self._plan.run.train.timeout_s
+        outcome = self._writer.finish(0.0 if self._has_given_up else patience_s)
+        self._tell(outcome)
+        if outcome is None and (step := self._writer.step_in_flight) is not None:
+            self._has_given_up = True
+            self.failure = f"step {step} is still being written after {format_seconds(patience_s)}"
 
     def take_stall_s(self) -> float:
         """Return for how many seconds saving has kept training waiting since the last call."""
@@ -56,6 +73,9 @@ class Saver:
         if outcome is None:
             return
         self.failure = "" if outcome.ok else outcome.reason
+        if (interval := self._cadence.learn(outcome)) is not None:
+            self._reporter.event("checkpoint_interval", outcome.step, asdict(interval))
+            self._reporter.say(f"checkpoints: {interval.describe()}")
         if outcome.ok:
             self.newest_step = outcome.step
             detail = {"seconds": outcome.seconds, "stall_seconds": outcome.stall_seconds, "bytes": outcome.bytes}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from triax.data.batch import Batch, Batches
+from triax.data.batch import Batch, Batches, filled
 from triax.nn.loss import IGNORE_INDEX
 from triax.parallel.execute import Executor
 from triax.parallel.expert import ExpertLoad, sum_experts
@@ -17,6 +17,7 @@ from triax.parallel.progress import Progress
 from triax.parallel.reduce import StepSums, clip, count_over_data, local_gradients, mean_over_ranks, sum_step
 from triax.parallel.tensor import sum_replicated
 from triax.parallel.tied import TiedEmbedding
+from triax.spec.context import computed_length
 from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
@@ -114,8 +115,8 @@ class Stepper:
         self._progress.enter_phase("counting tokens")
         local_count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
         count = count_over_data(local_count, self._group, self._device)
-        on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
-        loss_sum = self._executor.execute(on_device, self._layout.data_ranks / count)
+        on_device = self._on_device(batches)
+        loss_sum = self._executor.execute(on_device, self._layout.gradient_ranks / count)
         self._progress.enter_phase("summing gradients")
         parameters = self._optimizer.parameters
         sum_replicated(parameters, self._mesh)
@@ -175,8 +176,12 @@ class Stepper:
     def _mean_loss(self, batches: "list[Batch]") -> float:
         self._progress.enter("evaluation")
         count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
-        loss_sum = self._executor.evaluate([DeviceBatch.of(batch, self._device) for batch in batches])
+        loss_sum = self._executor.evaluate(self._on_device(batches))
         return mean_over_ranks(loss_sum, count, self._layout)
+
+    def _on_device(self, batches: "list[Batch]") -> list[DeviceBatch]:
+        length = computed_length(self._run.data.seq_len, self._layout.cp, self._layout.tp)
+        return [DeviceBatch.of(filled(batch, length), self._device) for batch in batches]
 
 
 def _round_up(value: int, unit: int) -> int:

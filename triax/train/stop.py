@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
+from types import FrameType
 from typing import Any, Final
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 """From a cluster or a person, from a keyboard, Slurm's notice, and a terminal that went away."""
 
+_AGAIN_AFTER_S: Final = 0.1
+"""After which a signal is sent again that came where nothing can be raised."""
 _LOOK_S: Final = 1.0
 """A network disk takes milliseconds to say that a file is not there."""
 
@@ -58,25 +61,33 @@ class _Asked(BaseException):
 def raised_by_signals(error: BaseException, numbers: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Raise ``error`` where one of the signals comes, in the body of the ``with``: there is no state to save yet.
 
-    Python may run a handler inside a callback of its own, such as those of imports, and drops what is raised there: the
-    signal is then sent again. What else goes wrong once a signal has come is a consequence, such as an import that was
-    cut short, and is not told.
+    Nothing is raised inside an import: C++ that runs there, such as torch's, aborts the process where Python raises
+    into it. Python may run a handler inside a callback of its own, and drops what is raised there. In both cases the
+    signal is sent again. What else goes wrong once a signal has come is a consequence, and is not told.
     """
     is_asked = False
     told_before = sys.unraisablehook
 
-    def leave(_signal: int, _frame: Any) -> None:
+    def send_again() -> None:
+        again = Timer(_AGAIN_AFTER_S, os.kill, (os.getpid(), numbers[0]))
+        again.daemon = True
+        again.start()
+
+    def leave(_signal: int, frame: FrameType | None) -> None:
         nonlocal is_asked
         is_asked = True
-        raise _Asked
+        if _is_import(frame):
+            send_again()
+        else:
+            raise _Asked
 
-    def ask_again(dropped: "sys.UnraisableHookArgs") -> None:
+    def told(dropped: "sys.UnraisableHookArgs") -> None:
         if isinstance(dropped.exc_value, _Asked):
-            Timer(0.01, os.kill, (os.getpid(), numbers[0])).start()
+            send_again()
         else:
             told_before(dropped)
 
-    sys.unraisablehook = ask_again
+    sys.unraisablehook = told
     try:
         with _handled_by(leave, numbers):
             yield
@@ -87,6 +98,15 @@ def raised_by_signals(error: BaseException, numbers: Sequence[signal.Signals] = 
         sys.unraisablehook = told_before
     if is_asked:
         raise error from None
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Return whether a module is loaded in ``frame`` or in what has called it."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Final
 from torch.distributed import DistError, Store
 
 from triax.data.corpus import Corpus, open_corpus
-from triax.errors import TriaxError
+from triax.errors import BadInput, TriaxError
 from triax.parallel.launch import Process, peers, process_from_environment
 from triax.parallel.progress import Progress
 from triax.spec.layout import Layout
@@ -31,7 +31,7 @@ from triax.train.loop import train
 from triax.train.message import tell, write_anything
 from triax.train.order import Order
 from triax.train.places import NO_ANSWER, Places, open_places
-from triax.train.run_folder import RunFolder
+from triax.train.run_folder import RunFolder, what_differs
 from triax.train.stop import StopWish, stop_signals
 from triax.units import format_seconds
 
@@ -42,6 +42,7 @@ _PEER_GONE: Final = ("Connection closed by peer", "Connection reset by peer", "B
 _GRACE_S: Final = 2.0
 """For how long an echo that nobody waits for leaves the word to whoever knows why the peer died."""
 
+_PLAN_KEY: Final = "triax/plan"
 _GO_ON: Final = "start the same command again to go on from the newest checkpoint."
 
 
@@ -53,6 +54,8 @@ class Rank:
     store: Store
     progress: Progress
     wish: StopWish
+    take_place: Callable[[Layout], None]
+    """To be told of the layout where it was not known before."""
 
 
 def leave(code: int) -> None:
@@ -64,9 +67,10 @@ def leave(code: int) -> None:
 
 def train_as_rank(order: Order) -> int:
     """Train as the rank that the environment says; return the exit code, with one message for all ranks."""
-    plan, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder), order.generation)
+    own, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder), order.generation)
 
     def body(rank: Rank) -> None:
+        plan = _plan_of_all(own, rank) if order.asks_rank_0 else own
         if rank.process.rank == 0:
             rank.wish.file = folder.stop_file
         corpus = _tokens(order, plan, rank)
@@ -79,7 +83,22 @@ def train_as_rank(order: Order) -> int:
         is_holder = process.rank == 0 and order.generation is None
         return folder.held_by_rank_0() if is_holder else nullcontext()
 
-    return run_as_rank(body, plan.layout, plan.run.train.timeout_s, order.places, holding)
+    known = None if order.asks_rank_0 else own.layout
+    return run_as_rank(body, known, own.run.train.timeout_s, order.places, holding)
+
+
+def _plan_of_all(own: Plan, rank: Rank) -> Plan:
+    """Return this rank's run in rank 0's layout; raise BadInput where rank 0 was started with another run."""
+    rank.progress.enter("the wait for rank 0's plan")
+    if rank.process.rank == 0:
+        rank.store.set(_PLAN_KEY, own.model_dump_json())
+    told = Plan.model_validate_json(rank.store.get(_PLAN_KEY).decode())
+    if told.fingerprint != own.fingerprint:
+        differing = what_differs(told.run.mathematics(), own.run)
+        raise BadInput(f"rank 0 trains another run than this rank ({differing}): start all with the same run file.")
+    rank.take_place(told.layout)
+    # Where tokens and checkpoints lie may be called otherwise on another server.
+    return told.model_copy(update={"run": own.run})
 
 
 def _tokens(order: Order, plan: Plan, rank: Rank) -> Corpus:
@@ -96,13 +115,14 @@ def _holding_nothing(_process: Process) -> AbstractContextManager[None]:
 
 
 def run_as_rank(
-    body: Callable[[Rank], None], layout: Layout, timeout_s: float, places_file: str | None = None,
+    body: Callable[[Rank], None], layout: Layout | None, timeout_s: float, places_file: str | None = None,
     holding: Callable[[Process], AbstractContextManager[None]] = _holding_nothing,
 ) -> int:  # fmt: skip
     """Run ``body`` as the rank that the environment says, among peers that answer within ``timeout_s``; return the exit
     code.
 
-    ``layout`` tells where the rank stands. What ``holding`` returns is held from before the meeting to the end.
+    ``layout`` tells where the rank stands; None: ``body`` will say. What ``holding`` returns is held from before the
+    meeting to the end.
     """
     logging.basicConfig(format="triax: %(message)s", level=logging.WARNING)
     write_anything()
@@ -121,7 +141,7 @@ def run_as_rank(
             voice.progress.enter("the meeting of all ranks")
             voice.store = held.enter_context(peers(process, timeout_s))
             voice.progress.enter("the start")
-            body(Rank(process, voice.store, voice.progress, voice.wish))
+            body(Rank(process, voice.store, voice.progress, voice.wish, voice.take_place))
     except TriaxError as error:
         voice.tell(str(error))
         return error.exit_code
@@ -141,7 +161,7 @@ def run_as_rank(
 class _Voice:
     """How a rank tells of its failure, with what it knows by then."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout | None) -> None:
         self.layout, self.progress, self.wish = layout, Progress(), StopWish()
         self.process: Process | None = None
         self.store: Store | None = None
@@ -149,7 +169,14 @@ class _Voice:
 
     @property
     def who(self) -> str:
-        return self.layout.describe_rank(self.process.rank) if self.process is not None else "this process"
+        if self.process is None:
+            return "this process"
+        rank = self.process.rank
+        return f"rank {rank}" if self.layout is None else self.layout.describe_rank(rank)
+
+    def take_place(self, layout: Layout) -> None:
+        """Learn which layout the rank has a place in."""
+        self.layout = layout
 
     def tell(self, message: str) -> None:
         """Tell of a fault of this rank's own, unless another rank has told of one."""

@@ -18,6 +18,7 @@ from triax.data.corpus import Corpus, open_corpus
 from triax.parallel.launch import Process
 from triax.parallel.place import initialise
 from triax.parallel.progress import Progress
+from triax.spec.context import computed_length, positions_of
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.train.assemble import Parts, assemble
@@ -197,11 +198,16 @@ class _Comparison:
         first = (microbatch * self.layout.data_ranks + self.data_rank) * size
         if whole is None or first + size > len(whole):
             return
-        start = self.place.tp * length if length < whole.shape[1] else 0
-        expected = whole[first : first + size, start : start + length]
-        if not float(expected.abs().max()):
+        cp, tp = self.layout.cp, self.layout.tp
+        chunks = positions_of(computed_length(whole.shape[1], cp, tp), cp, self.place.cp)
+        places = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
+        start = self.place.tp * length if length < len(places) else 0
+        places = places[start : start + length]
+        counts = places < whole.shape[1]
+        expected = whole[first : first + size, places[counts]]
+        if not expected.count_nonzero():
             return
-        self._tensor("output", name, 1, actual, expected, OUTPUT[self._precision])
+        self._tensor("output", name, 1, actual[:, counts], expected, OUTPUT[self._precision])
 
     def not_run(self, name: str, times: int) -> None:
         """Say that a module ran ``times`` times and not once for each microbatch."""

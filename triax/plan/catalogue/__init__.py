@@ -27,6 +27,8 @@ _SENSE: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {
         "memory_bytes": (1e6, 1e15),
         "peak_flops": (1e6, 1e20),
+        "matmul_flops_per_s": (1e6, 1e20),
+        "memory_bytes_per_s": (1e3, 1e16),
         "inside_bytes_per_s": (1e3, 1e16),
         "across_bytes_per_s": (1e3, 1e16),
         "usd_per_card_hour": (1e-6, 1e6),
@@ -124,7 +126,23 @@ def _own_card(cluster: Cluster) -> Card:
     if cluster.peak_flops is not None:
         factor = cluster.peak_flops / (found.peak_bf16 or found.peak_fp16)
         found = replace(found, **{key: getattr(found, key) * factor for key in _PEAKS})
-    return found
+    if cluster.memory_bytes_per_s is not None:
+        found = replace(found, memory_bytes_per_s=cluster.memory_bytes_per_s)
+    return found if cluster.matmul_flops_per_s is None else _as_measured(found, cluster)
+
+
+def _as_measured(found: Card, cluster: Cluster) -> Card:
+    """Return ``found`` with the rate of large products that was measured: of the peak that was said, else of a peak
+    that is as much higher."""
+    reached = (found.peak_bf16 or found.peak_fp16) * found.gemm.large
+    factor = (cluster.matmul_flops_per_s or reached) / reached
+    if cluster.peak_flops is None:
+        return replace(found, **{key: getattr(found, key) * factor for key in _PEAKS})
+    return replace(
+        found,
+        gemm=replace(found.gemm, large=found.gemm.large * factor),
+        gemm_fp8=replace(found.gemm_fp8, large=found.gemm_fp8.large * factor),
+    )
 
 
 def machine(cluster: Cluster) -> Machine:
