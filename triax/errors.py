@@ -33,3 +33,7 @@ class Interrupted(TriaxError):
     """Somebody pressed Ctrl-C where there was nothing to save. Exit code 130, as shells say of SIGINT."""
 
     exit_code = 130
+
+
+class Superseded(TriaxError):
+    """Others have gone on with the run, and these ranks may write nothing any more. Exit code 1: they train no more."""

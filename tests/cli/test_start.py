@@ -213,7 +213,7 @@ def test_a_signal_before_the_first_step_loses_nothing(
 
     make_run(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("triax.cli.start._tokens", asked_to_stop)
+        patched.setattr("triax.cli.start.tokens_of", asked_to_stop)
         told = here("train", "run.toml", "--ranks", 1, "--run-dir", "run")
     assert (told.code, told.out) == (75, "")
     assert "stopped before the first step, as asked" in told.sentence

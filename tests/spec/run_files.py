@@ -60,7 +60,10 @@ def whole() -> Said:
             "every_steps": 6, "keep": 2, "background": False, "failures_per_1000_server_days": 2.5,
         },
         "guard": {"check_initial_loss": False, "initial_loss_tolerance": 0.1, "max_skipped_in_a_row": 3},
-        "recover": {"max_restarts": 3, "same_fault": 4, "backoff_s": 0.5, "max_backoff_s": 8.0},
+        "recover": {
+            "max_restarts": 3, "same_fault": 4, "backoff_s": 0.5, "max_backoff_s": 8.0, "lost_after_s": 5.0,
+            "join_s": 9.0,
+        },
         "watch": {"console_every": 2, "tensorboard": False, "timeline_steps": [2]},
         "layout": {
             "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",

@@ -86,6 +86,8 @@ HABITS: Said = {
     "recover.same_fault": 5,
     "recover.backoff_s": 1.5,
     "recover.max_backoff_s": 9.0,
+    "recover.lost_after_s": 6.0,
+    "recover.join_s": 10.0,
     "watch.console_every": 3,
     "watch.tensorboard": True,
     "watch.timeline_steps": [4],

@@ -89,9 +89,10 @@ def _delivered(ticket: Ticket, rank: int) -> FileEntry | None:
 
 
 def commit(
-    ticket: Ticket, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry]
-) -> None:
-    """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError."""
+    ticket: Ticket, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry],
+    permit: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError, and what ``permit`` does."""
     manifest = Manifest(
         step=ticket.step,
         run=run,
@@ -110,6 +111,7 @@ def commit(
     sync_file(ticket.folder / MARKER)
     sync_folder(ticket.folder.parent)
     text = write_manifest(manifest)
+    permit()
     write_atomically(ticket.folder / MANIFEST, text)
     # Older checkpoints may go after this. A network file system that loses a rename must not cost all of them.
     if read_small(ticket.folder / MANIFEST, len(text)) != text:

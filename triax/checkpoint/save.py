@@ -5,7 +5,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from triax.checkpoint.division import Division
 from triax.checkpoint.format import folder_name
 from triax.checkpoint.patience import Asker
 from triax.checkpoint.retain import begin_folder, remove, remove_after, remove_unfinished
-from triax.errors import BadInput
+from triax.errors import BadInput, Superseded, TriaxError
 from triax.units import format_bytes, format_seconds
 
 
@@ -78,17 +78,20 @@ class CheckpointWriter:
     ``folder`` is ``RUN/checkpoints``, on a disk that all servers share; it is made if need be. ``keep`` newest
     checkpoints stay. ``run`` names the run: only checkpoints of the same name are ever deleted. ``group`` must carry
     CPU tensors or be made for NCCL alone; None is the default group. ``patience_s`` limits how long a save waits for
-    the one before it, and how long files of other servers may take to appear.
+    the one before it, and how long files of other servers may take to appear. ``permit`` raises Superseded where other
+    ranks have gone on with the run: rank 0 asks before it makes a folder, and right before a checkpoint becomes one.
 
     Raises BadInput, on every rank, if the folder cannot be written to.
     """
 
     def __init__(
-        self, folder: Path, group: ProcessGroup | None = None, keep: int = 3, *, run: str, patience_s: float = 120.0
-    ) -> None:
+        self, folder: Path, group: ProcessGroup | None = None, keep: int = 3, *, run: str, patience_s: float = 120.0,
+        permit: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         if keep < 1:
             raise BadInput(f"keep={keep} checkpoints would leave nothing to resume from: keep at least 1.")
         self._folder, self._keep, self._run, self._patience_s = folder, keep, run, patience_s
+        self._permit = permit
         self._ranks = Ranks.of(group)
         self._division = Division(self._ranks)
         self._saving: _Saving | None = None
@@ -204,6 +207,7 @@ class CheckpointWriter:
         """On rank 0: make room and a folder for the checkpoint. Return it, or the reason why it cannot be."""
         needed = self._division.total_bytes
         try:
+            self._permit()
             plain = json.loads(json.dumps(dict(extra), allow_nan=False))
             remove_unfinished(self._folder, self._run)
             free = free_bytes(self._folder)
@@ -213,7 +217,7 @@ class CheckpointWriter:
             made = begin_folder(self._folder, step, self._run)
         except (TypeError, ValueError, RecursionError) as error:
             return {"reason": f"`extra` is not made of JSON values: {error}"}
-        except BadInput as error:
+        except TriaxError as error:
             return {"reason": str(error)}
         except OSError as error:
             return {"reason": f"{self._folder / folder_name(step)} cannot be made: {sentence(error)}"}
@@ -237,12 +241,12 @@ class CheckpointWriter:
                     ticket, self._division.writers, saving.cancel.is_set,
                     lambda: saving.overdue_at_s is not None and time.monotonic() > saving.overdue_at_s,
                 )  # fmt: skip
-                commit(ticket, self._run, saving.extra, self._division.entries, files)
+                commit(ticket, self._run, saving.extra, self._division.entries, files, self._permit)
                 saving.num_bytes = sum(file.bytes for file in files)
                 saving.problems = tidy(ticket, self._run, self._keep, self._division.writers)
         except Cancelled:
             pass  # another rank has failed, and says why
-        except NeverAppeared as error:
+        except (NeverAppeared, Superseded) as error:
             saving.failure = str(error)
         except OSError as error:
             what = Path(error.filename).name if error.filename else self._division.part.file_name

@@ -114,17 +114,28 @@ def train(
     max_restarts: Annotated[
         int | None, typer.Option(min=0, help="Restarts in a row that may gain no checkpoint; 0: none at all.")
     ] = None,
+    nnodes: Annotated[
+        str | None, typer.Option(metavar="MIN:MAX", help="Servers; this command runs on each, with one run folder.")
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="Name of this server; absent: its host name.")] = None,
+    local_addr: Annotated[str | None, typer.Option(help="Address at which other servers reach this one.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings only.")] = False,
 ) -> None:
     """Train RUN.toml (or a plan.json), from its newest checkpoint where it has one.
 
     Starts one process for each rank; under torchrun it is the worker.
     """
+    from triax.cli.servers import servers_of
     from triax.cli.start import start_training
 
+    if nnodes is None and (server or local_addr):
+        raise BadInput("--server and --local-addr say which of several servers this is: give --nnodes with them.")
+    servers = None if nnodes is None else servers_of(nnodes, server, local_addr)
+
     code = start_training(
-        target, words or [], layout, num_ranks=ranks, run_dir=run_dir, quiet=quiet, max_restarts=max_restarts
-    )
+        target, words or [], layout, num_ranks=ranks, run_dir=run_dir, quiet=quiet, max_restarts=max_restarts,
+        servers=servers,
+    )  # fmt: skip
     raise typer.Exit(code)
 
 

@@ -9,7 +9,7 @@ from triax.units import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from triax.launch.budget import Budget, Restart
+    from triax.launch.budget import Budget, GivenUp, Restart
     from triax.spec.plan import Plan
     from triax.spec.run import Run
     from triax.train.order import Order
@@ -96,25 +96,36 @@ def restart_after(failure: "Failure", plan: "Plan", folder: "RunFolder", budget:
 
     saved = folder.newest_step() or 0
     verdict = budget.judge(failure.step, failure.how, saved)
-    record(folder, plan, "failure", failure.step or saved, failure.rank, {"how": failure.how, "phase": failure.phase})
+    told = failure_told(failure, verdict, plan, folder)
     if isinstance(verdict, GivenUp):
         if failure.is_told and not verdict.reason:
             return None
-        record(folder, plan, "given_up", saved, failure.rank, {"reason": verdict.reason})
-        raise TriaxError(" ".join(filter(None, (failure.sentence, verdict.reason, _GO_ON))))
+        raise TriaxError(told)
     record(folder, plan, "restart", saved, None, {"number": verdict.number, "wait_s": verdict.wait_s})
     origin = f"the checkpoint of step {saved}" if saved else "the start"
-    later = f" in {format_seconds(verdict.wait_s)}" if verdict.wait_s else ""
-    tell(f"{failure.sentence} All ranks go on from {origin}{later} (restart {verdict.number}).")
+    tell(f"{told} All ranks go on from {origin} (restart {verdict.number}).")
     return verdict
 
 
+def failure_told(failure: "Failure", verdict: "Restart | GivenUp", plan: "Plan | None", folder: "RunFolder") -> str:
+    """Write down ``failure`` and what follows on it; return what to say of both."""
+    from triax.launch.budget import GivenUp
+
+    saved = folder.newest_step() or 0
+    record(folder, plan, "failure", failure.step or saved, failure.rank, {"how": failure.how, "phase": failure.phase})
+    if isinstance(verdict, GivenUp):
+        record(folder, plan, "given_up", saved, failure.rank, {"reason": verdict.reason})
+        return " ".join(filter(None, (failure.sentence, verdict.reason, _GO_ON)))
+    pause_s = verdict.wait_s
+    return f"{failure.sentence} There is a pause of {format_seconds(pause_s)}." if pause_s else failure.sentence
+
+
 def record(
-    folder: "RunFolder", plan: "Plan", kind: str, step: int, rank: int | None, detail: "Mapping[str, object]"
+    folder: "RunFolder", plan: "Plan | None", kind: str, step: int, rank: int | None, detail: "Mapping[str, object]"
 ) -> None:
     """Write into the run's events that ``kind`` happened, to ``rank`` or to none of its own."""
     from triax.watch.record import RunLog
 
-    coordinate = None if rank is None else plan.layout.coordinate(rank)._asdict()
+    coordinate = None if rank is None or plan is None else plan.layout.coordinate(rank)._asdict()
     with RunLog(folder.path, rank=rank, coordinate=coordinate) as log:
         log.event(kind, step=step, detail=detail)

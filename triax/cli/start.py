@@ -21,6 +21,7 @@ from triax.spec.resolve import resolve_layout
 from triax.spec.run import LayoutRequest
 
 if TYPE_CHECKING:
+    from triax.cli.servers import Servers
     from triax.data.corpus import Corpus
     from triax.launch.rank import Rank
     from triax.train.order import Order
@@ -32,7 +33,7 @@ _RANKS_PER_CORE: Final = 32
 
 def start_training(
     target: Path, overrides: list[str], layout: str | None, *, num_ranks: int | None, run_dir: Path | None, quiet: bool,
-    max_restarts: int | None = None,
+    max_restarts: int | None = None, servers: "Servers | None" = None,
 ) -> int:  # fmt: skip
     """Train what the file ``target`` says; return the exit code of the run."""
     from triax.launch.environment import torchrun_variables
@@ -45,6 +46,13 @@ def start_training(
     rank = rank_of_process(os.environ)
     if rank is not None and num_ranks is not None:
         raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
+    if servers is not None:
+        if rank is not None:
+            raise BadInput(
+                "--nnodes is for one command on each server, and this one was started as a rank: leave it out."
+            )
+        words, folder = [*overrides, *layout_words(layout or "")], _folder_of(target, run_dir)
+        return _start_on_servers(target, words, servers, folder, num_ranks, quiet=quiet, max_restarts=max_restarts)
     with ExitStack() as held:
         # Until a rank takes over the signals that ask for an end: nothing was done yet, so nothing is lost.
         with raised_by_signals(stopped_early()):
@@ -99,6 +107,25 @@ def _read(
         plan = make_plan(run, cluster, resolve_layout(run, cluster.num_cards))
     require_legal(plan.layout, run, plan.cluster)
     return _Asked(plan, _text_of(target), is_open)
+
+
+def _start_on_servers(
+    target: Path, overrides: list[str], servers: "Servers", folder: "RunFolder", num_ranks: int | None, *, quiet: bool,
+    max_restarts: int | None,
+) -> int:  # fmt: skip
+    from triax.cli.servers import train_on_servers
+    from triax.launch.rank import forget_leftovers
+
+    if target.suffix == ".json":
+        raise BadInput(f"--nnodes plans for the servers that are there, and {target} is a plan: give the run file.")
+    run = load_run(target, overrides)
+    inside = run.cluster.cards_per_server if run.cluster is not None and num_ranks is None else None
+    cluster = _cluster_of(run.cluster, None, num_ranks or inside)
+    forget_leftovers(os.environ)
+    text = _text_of(target)
+    return train_on_servers(
+        run, cluster, text, folder, servers, has_cards=_num_cards() > 0, quiet=quiet, max_restarts=max_restarts
+    )
 
 
 def _text_of(run_file: Path) -> str:
@@ -191,7 +218,7 @@ def _prepare(asked: _Asked, folder: "RunFolder", quiet: bool) -> "Order":
     folder.refuse_another_run(plan)
     if plan.cluster.num_cards > 1:
         warm_up("triax.train.worker", num_ranks=plan.cluster.num_cards)
-    tokens = _tokens(plan, quiet)
+    tokens = tokens_of(plan, quiet)
     from triax.train.order import Order
 
     places = str(folder.places) if plan.cluster.num_cards > 1 else None
@@ -208,7 +235,7 @@ def _prepare_as_started(asked: _Asked, folder: "RunFolder", rank: "Rank", quiet:
     return Order(asked.plan.model_dump_json(), asked.text, str(folder.path), None, quiet, asks_rank_0=asked.is_open)
 
 
-def _tokens(plan: Plan, quiet: bool) -> "Corpus":
+def tokens_of(plan: Plan, quiet: bool) -> "Corpus":
     """Return the tokens of the run, and raise BadInput where they are too few for it."""
     from triax.cli.progress import preparing
     from triax.data.batch import batches_of

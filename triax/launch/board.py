@@ -1,14 +1,12 @@
 """What do agents say to each other? Files in a folder that all servers share, so that no server is special.
 
 Beats are rewritten again and again. Leases, generations and the end of the run are made once: whoever comes second sees
-that the name is taken. Folders are listed rather than asked for a name, since a network file system may believe for a
-while that a name is not there.
+that the name is taken.
 """
 
 import errno
 import json
 import os
-import re
 import secrets
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,11 +16,11 @@ from typing import Any, Final, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from triax.launch.members import Beat, Generation, Lease
+from triax.spec.generations import file_name, newest_number
 from triax.spec.run import FORMAT_VERSION
 
 Said = TypeVar("Said")
 
-_NAME: Final = re.compile(r"(lease|generation|over)-([0-9]{8,18})\.json")
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _LARGEST_BYTES: Final = 1 << 26
 
@@ -85,7 +83,7 @@ class Board:
         number = newest_number(self._folder, kind)
         if number == 0:
             return None
-        name = _name(kind, number)
+        name = file_name(kind, number)
         if name not in self._read:
             read = _decoded(of, self._folder / name)
             if read is None:
@@ -95,7 +93,7 @@ class Board:
         return newest
 
     def _make(self, kind: str, number: int, said: Any) -> bool:
-        name = self._folder / _name(kind, number)
+        name = self._folder / file_name(kind, number)
         fresh = self._folder / f".{name.name}.{secrets.token_hex(4)}"
         fresh.write_bytes(_encoded(said))
         try:
@@ -111,16 +109,6 @@ class Board:
             with suppress(OSError):
                 fresh.unlink()
         return True
-
-
-def newest_number(folder: Path, kind: str) -> int:
-    """Return the highest number of files of a kind (``generation``) in ``folder``; 0 where there is none."""
-    matches = (_NAME.fullmatch(name) for name in os.listdir(folder))
-    return max((int(match[2]) for match in matches if match and match[1] == kind), default=0)
-
-
-def _name(kind: str, number: int) -> str:
-    return f"{kind}-{number:08d}.json"
 
 
 def _made_without_links(path: Path, content: bytes) -> bool:

@@ -1,6 +1,6 @@
 """Is another restart worth it? Not where the last ones have gained nothing, and not where a fault comes back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 _MOST_DOUBLINGS: Final = 32
@@ -23,6 +23,18 @@ class GivenUp:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What has failed since the last checkpoint was gained."""
+
+    saved_step: int = -1
+    restarts: int = 0
+    repeated: int = 0
+    """How often the last failure came, in a row."""
+    step: int | None = None
+    how: str = ""
+
+
 class Budget:
     """Counts failures that have gained nothing: no checkpoint newer than the one before."""
 
@@ -31,29 +43,29 @@ class Budget:
         the same. The first restart comes at once, the second after ``backoff_s``, each one after twice the time."""
         self._max_restarts, self._same_fault = max_restarts, same_fault
         self._backoff_s, self._max_backoff_s = backoff_s, max_backoff_s
-        self._saved_step = -1
-        self._restarts = self._repeated = 0
-        self._fault: tuple[int | None, str] | None = None
+        self.tally = Tally()
+        """All that the next verdict depends on; who takes over from another agent sets it."""
 
     def judge(self, step: int | None, how: str, saved_step: int) -> Restart | GivenUp:
         """Return what follows on a failure during ``step`` (None: outside of steps), in the words ``how``, where the
         newest checkpoint is of ``saved_step``."""
-        if saved_step > self._saved_step:
-            self._saved_step, self._restarts, self._repeated, self._fault = saved_step, 0, 0, None
-        self._repeated = self._repeated + 1 if self._fault == (step, how) else 1
-        self._fault = (step, how)
+        before = self.tally if saved_step <= self.tally.saved_step else Tally(saved_step)
+        is_same = before.repeated > 0 and (before.step, before.how) == (step, how)
+        repeated = before.repeated + 1 if is_same else 1
+        self.tally = replace(before, repeated=repeated, step=step, how=how)
         if self._max_restarts == 0:
             return GivenUp("")
         where = "at the same place" if step is None else f"at step {step}"
-        if self._repeated >= self._same_fault:
+        if repeated >= self._same_fault:
             return GivenUp(
-                f"This has happened {self._repeated} times in a row {where} with no checkpoint gained between, so "
-                f"another restart would not help."
+                f"This has happened {repeated} times in a row {where} with no checkpoint gained between, so another "
+                f"restart would not help."
             )
-        if self._restarts >= self._max_restarts:
-            return GivenUp(f"{self._restarts} restarts in a row have gained no checkpoint, and this is the limit.")
-        self._restarts += 1
-        return Restart(self._restarts, self._wait_s(self._restarts))
+        if before.restarts >= self._max_restarts:
+            return GivenUp(f"{before.restarts} restarts in a row have gained no checkpoint, and this is the limit.")
+        number = before.restarts + 1
+        self.tally = replace(self.tally, restarts=number)
+        return Restart(number, self._wait_s(number))
 
     def _wait_s(self, number: int) -> float:
         if number == 1:

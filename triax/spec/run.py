@@ -143,6 +143,11 @@ class RecoverSpec(Value):
     """Pause before the second restart in a row; each one after waits twice as long. The first comes at once."""
     max_backoff_s: float = Field(default=60.0, ge=0, le=1e6)
     """Longest pause before a restart."""
+    lost_after_s: float = Field(default=15.0, ge=1, le=1e6)
+    """A server that was not heard of for so long, on the shared disk or over the network, is lost to the others. One
+    that could not write to the disk for half of it stops its ranks."""
+    join_s: float = Field(default=60.0, ge=0, le=1e6)
+    """How long the first servers wait for all that may come, before those go on that are there."""
 
 
 class WatchSpec(Value):

@@ -61,8 +61,11 @@ def train(
     state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
     began_as = begin(stages, run, layout, disk_group) if checkpoint is None else began_with(checkpoint)
     optimizer.copy_tied()
-    writer = CheckpointWriter(folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint)
+    writer = CheckpointWriter(
+        folder.checkpoints, disk_group, run.checkpoint.keep, run=plan.fingerprint, permit=folder.refuse_superseded
+    )
     if process.rank == 0:
+        folder.refuse_superseded()
         folder.write_plan(plan, run_text)
     with Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter:
         for reason in passed_over:

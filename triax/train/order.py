@@ -18,6 +18,8 @@ class Order:
     quiet: bool = False
     places: str | None = None
     """File of ``triax.train.places``; None: nobody waits for this rank's last word."""
+    generation: int | None = None
+    """Number of the set of ranks, where agents of several servers decide which one may write; None: there is one."""
     asks_rank_0: bool = False
     """The layout is rank 0's to say: the plan of any other rank holds for its run alone."""
 

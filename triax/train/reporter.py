@@ -29,7 +29,7 @@ class Reporter:
     def __init__(self, plan: Plan, folder: RunFolder, process: Process, attended: float, *, quiet: bool) -> None:
         """``attended``: mean number of positions a token attends to, for the FLOPs of attention."""
         run = plan.run
-        self.is_voice = process.rank == 0
+        self.is_voice, self._folder = process.rank == 0, folder
         self._flops_per_token = flops_per_token(run.model, attended)
         self._num_devices = process.world_size
         self._log = RunLog(folder.path, rank=process.rank, coordinate=plan.layout.coordinate(process.rank)._asdict())
@@ -49,6 +49,7 @@ class Reporter:
         """Write and show one step."""
         if not self.is_voice:
             return
+        self._folder.refuse_superseded()
         metrics = to_metrics(
             record, flops_per_token=self._flops_per_token, num_devices=self._num_devices, peak=self._peak
         )
@@ -67,6 +68,7 @@ class Reporter:
     def event(self, kind: str, step: int, detail: Mapping[str, object] | None = None) -> None:
         """Write that ``kind`` happened after ``step`` updates."""
         if self.is_voice:
+            self._folder.refuse_superseded()
             self._log.event(kind, step=step, detail=detail)
 
     def say(self, text: str) -> None:

@@ -14,7 +14,8 @@ from typing import Any, Final
 import tomli_w
 
 from triax.checkpoint.disk import make_folders, remove_empty
-from triax.errors import BadInput
+from triax.errors import BadInput, Superseded
+from triax.spec.generations import AGENTS, newest_number
 from triax.spec.model_source import as_run_file
 from triax.spec.plan import Plan, plan_as_json
 from triax.spec.run import FORMAT_VERSION, Run
@@ -36,6 +37,30 @@ class RunFolder:
     """Paths inside a run's folder."""
 
     path: Path
+    generation: int | None = None
+    """Of the ranks that write here, where agents of several servers decide which ranks may; None: one command alone
+    holds the folder."""
+
+    @property
+    def agents(self) -> Path:
+        """Where agents of several servers speak to each other."""
+        return self.path / AGENTS
+
+    def refuse_superseded(self) -> None:
+        """Raise Superseded where ranks of a newer generation may write here: asked before each thing that is written.
+
+        A folder that cannot be read is no permission.
+        """
+        if self.generation is None:
+            return
+        try:
+            newest = newest_number(self.agents, "generation")
+        except OSError as error:
+            raise Superseded(
+                f"{self.agents} cannot be read ({error.strerror or error}), so these ranks may not go on."
+            ) from None
+        if newest > self.generation:
+            raise Superseded("other servers have gone on with the run: these ranks stop and write nothing.")
 
     @property
     def plan(self) -> Path:
@@ -108,6 +133,18 @@ class RunFolder:
         finally:
             remove_empty(made)
 
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold the folder together with agents of other servers; raise BadInput where one command alone holds it.
+
+        The first one forgets a wish to stop that was for an earlier start.
+        """
+        self._make()
+        with suppress(BadInput), self._held(_LOCK):
+            self.stop_file.unlink(missing_ok=True)
+        with self._held(_LOCK, how=fcntl.LOCK_SH):
+            yield
+
     def _remove_traces(self) -> None:
         remove_empty([self.checkpoints])
         for path in (self.places, self.path / _LOCK_OF_RANK_0, self.path / _LOCK):
@@ -121,14 +158,14 @@ class RunFolder:
             yield
 
     @contextmanager
-    def _held(self, name: str, patience_s: float = 0.0) -> Iterator[None]:
-        lock = self._taken(name, patience_s)
+    def _held(self, name: str, patience_s: float = 0.0, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+        lock = self._taken(name, patience_s, how)
         try:
             yield
         finally:
             os.close(lock)
 
-    def _taken(self, name: str, patience_s: float) -> int:
+    def _taken(self, name: str, patience_s: float, how: int) -> int:
         """Return the descriptor of a file that this process has locked; raise BadInput where another one has it for
         longer than ``patience_s``."""
         path, gives_up_s = self.path / name, time.monotonic() + patience_s
@@ -139,7 +176,7 @@ class RunFolder:
             except OSError as error:
                 raise self._unwritable(error) from None
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, how | fcntl.LOCK_NB)
             except BlockingIOError:
                 os.close(lock)
                 if time.monotonic() < gives_up_s:

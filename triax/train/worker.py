@@ -67,7 +67,7 @@ def leave(code: int) -> None:
 
 def train_as_rank(order: Order) -> int:
     """Train as the rank that the environment says; return the exit code, with one message for all ranks."""
-    own, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder))
+    own, folder = Plan.model_validate_json(order.plan), RunFolder(Path(order.folder), order.generation)
 
     def body(rank: Rank) -> None:
         plan = _plan_of_all(own, rank) if order.asks_rank_0 else own
@@ -80,7 +80,8 @@ def train_as_rank(order: Order) -> int:
         )  # fmt: skip
 
     def holding(process: Process) -> AbstractContextManager[None]:
-        return folder.held_by_rank_0() if process.rank == 0 else nullcontext()
+        is_holder = process.rank == 0 and order.generation is None
+        return folder.held_by_rank_0() if is_holder else nullcontext()
 
     known = None if order.asks_rank_0 else own.layout
     return run_as_rank(body, known, own.run.train.timeout_s, order.places, holding)
