@@ -77,6 +77,7 @@ HABITS: Said = {
     "eval.every_steps": 5,
     "checkpoint.every_steps": 7,
     "checkpoint.failures_per_1000_server_days": 1.5,
+    "checkpoint.memory_every_steps": "auto",
     "checkpoint.keep": 9,
     "checkpoint.background": True,
     "guard.check_initial_loss": True,

@@ -66,10 +66,11 @@ class Part:
         """
         if not self._places:
             return None
-        num_bytes, sha256 = write_new(folder / self.file_name, self._stream(), is_cancelled)
+        num_bytes, sha256 = write_new(folder / self.file_name, self.stream(), is_cancelled)
         return FileEntry(name=self.file_name, bytes=num_bytes, sha256=sha256)
 
-    def _stream(self) -> Iterator[memoryview]:
+    def stream(self) -> Iterator[memoryview]:
+        """Yield the bytes of the file, as the newest snapshot has them."""
         assert self._host is not None
         yield memoryview(self._header)
         yield self._host.numpy().data

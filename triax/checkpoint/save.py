@@ -18,6 +18,7 @@ from triax.checkpoint.commit import NeverAppeared, Ticket, collect, commit, deli
 from triax.checkpoint.disk import Cancelled, free_bytes, make_folders, sentence
 from triax.checkpoint.division import Division
 from triax.checkpoint.format import folder_name
+from triax.checkpoint.history import begin_history
 from triax.checkpoint.patience import Asker
 from triax.checkpoint.retain import begin_folder, remove, remove_after, remove_unfinished
 from triax.errors import BadInput, Superseded, TriaxError
@@ -96,6 +97,8 @@ class CheckpointWriter:
         self._division = Division(self._ranks)
         self._saving: _Saving | None = None
         self._disk = Asker()
+        self.history = ""
+        """Name of the history that states in memory belong to; empty where ``begin_history`` was not called."""
         problems = []
         if self._ranks.rank == 0:
             try:
@@ -180,14 +183,29 @@ class CheckpointWriter:
         """The step of the save whose outcome is not known yet; None where there is none."""
         return None if self._saving is None else self._saving.ticket.step
 
+    def begin_history(self, step: int) -> str:
+        """Begin the history of a run that goes on from ``step``, and return why that could not be, empty if it was.
+
+        Its name is ``history`` from now on, empty where it could not be.
+        """
+        said = {"name": "", "reason": ""}
+        if self._ranks.rank == 0:
+            try:
+                said["name"] = self._disk.ask(lambda: begin_history(self._folder, step), self._patience_s).name
+            except OSError as error:
+                said["reason"] = f"the history of the run could not be written: {sentence(error)}"
+        said = self._ranks.broadcast(said)
+        self.history = said["name"]
+        return str(said["reason"])
+
     def discard_after(self, step: int) -> str:
         """Remove this run's checkpoints later than ``step``, because training has gone back to it; see remove_after.
 
         No save may be in flight. Returns why it could not be done, empty if it was.
         """
         assert self._saving is None, "finish() the save in flight first"
-        reason = ""
-        if self._ranks.rank == 0:
+        reason = self.begin_history(step) if self.history else ""
+        if self._ranks.rank == 0 and not reason:
             try:
                 self._disk.ask(lambda: remove_after(self._folder, self._run, step), self._patience_s)
             except OSError as error:

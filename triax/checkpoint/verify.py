@@ -128,6 +128,15 @@ def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Ch
     return None, damaged
 
 
+def newest_step(folder: Path, group: ProcessGroup | None = None) -> int:
+    """Return the step of the newest checkpoint in ``folder`` by its name, whether or not it can be trusted; else 0.
+
+    The same on every rank of ``group``. Raises BadInput if the folder cannot be listed.
+    """
+    names = [name for name, is_complete in _candidates(folder, Ranks.of(group)) if is_complete]
+    return max((step for name in names if (parsed := parse_folder_name(name)) for step in parsed[:1]), default=0)
+
+
 def _candidates(folder: Path, ranks: Ranks) -> list[tuple[str, bool]]:
     """Return names of checkpoint folders, newest first, and whether each is complete, as rank 0 sees them."""
     problems: list[str] = []

@@ -114,6 +114,9 @@ class CheckpointSpec(Value):
     measured to cost and how often servers fail (Young/Daly, ``triax.spec.checkpoint_interval``)."""
     failures_per_1000_server_days: float = Field(default=FAILURES_PER_1000_SERVER_DAYS, gt=0)
     """For "auto"."""
+    memory_every_steps: Every = 0
+    """Steps between copies of the state into the memory of the servers, from which most restarts go on: 0 for none;
+    "auto": so that they cost a hundredth of the time at most."""
     keep: Count = Field(default=3, ge=1)
     """Newest checkpoints that stay on disk."""
     background: bool = True

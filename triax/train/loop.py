@@ -19,7 +19,8 @@ from triax.spec.plan import Plan
 from triax.spec.run import Run
 from triax.spec.weights import num_active_parameters, num_parameters
 from triax.train.assemble import assemble
-from triax.train.cadence import Cadence
+from triax.train.cadence import Cadence, least_lost
+from triax.train.fast_tier import FastTier
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.origin import began_with, begin
@@ -58,7 +59,10 @@ def train(
     stages, optimizer, stepper = parts.stages, parts.optimizer, parts.stepper
     disk_group = dist.new_group(backend="gloo")
     data_fingerprint = corpus.fingerprint
-    state, checkpoint, passed_over = restore(folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group)
+    tier = FastTier(plan, folder, process, disk_group)
+    state, checkpoint, passed_over = restore(
+        folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group, tier.newest
+    )
     began_as = begin(stages, run, layout, disk_group) if checkpoint is None else began_with(checkpoint)
     optimizer.copy_tied()
     writer = CheckpointWriter(
@@ -75,13 +79,16 @@ def train(
         if state.step >= run.train.steps:
             reporter.say(_complete(state, run))
             return
-        detail = {"layout": layout.describe(), "init": began_as}
+        is_from_memory = checkpoint is not None and checkpoint.folder.parent != folder.checkpoints
+        detail = {"layout": layout.describe(), "init": began_as, "from_memory": is_from_memory}
         reporter.event("start" if checkpoint is None else "resume", state.step, detail)
         guard = Guard(run.guard, run.model)
         if checkpoint is None and began_as is None and run.guard.check_initial_loss:
             _stop_unless_committed(guard.judge_guess(stepper.loss_of_guessing(state.next_sample)))
-        cadence = Cadence(run.checkpoint, process.num_servers, Ranks.of(disk_group), state.step)
-        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter, cadence)
+        rule = least_lost(run.checkpoint, process.num_servers)
+        cadence = Cadence(run.checkpoint.every_steps, rule, Ranks.of(disk_group), state.step)
+        tier.begin(writer, state.step, checkpoint, reporter)
+        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter, cadence, tier)
         reads_late = process.device.type == "cuda"
         wish = wish or StopWish()
         _Loop(plan, folder, process, stepper, progress, batches, guard, reporter, saver, wish, reads_late, state).run()
@@ -181,12 +188,16 @@ class _Loop:
             self.saver.poll()
             done = self.state.step
             is_eval_due, is_save_due = _is_due(done, run.eval.every_steps), self.saver.is_due(done)
-            if not self.reads_late or is_eval_due or is_save_due or done in (first + 1, run.train.steps):
+            is_copy_due = self.saver.is_copy_due(done)
+            if not self.reads_late or is_eval_due or is_save_due or is_copy_due or done in (first + 1, run.train.steps):
                 self._settle(with_eval=is_eval_due)
             if is_save_due and done < run.train.steps:
                 self.progress.enter("saving")
                 self.saver.save(self.state, wait=not run.checkpoint.background)
                 saved = done
+            if is_copy_due and done < run.train.steps:
+                self.progress.enter("copying to memory")
+                self.saver.copy(self.state)
         self._settle(with_eval=False)
         self.progress.enter("saving")
         self.saver.last_step = self.state.step
@@ -267,6 +278,7 @@ class _Loop:
                 f"step {step} was trained and could not be saved: {self.saver.failure}; the checkpoints before it "
                 f"still stand, and the same command goes on from the newest."
             )
+        self.saver.end()
         if step >= last:
             self.reporter.event("done", step)
             self.reporter.say(f"done: {step} steps, state in {self.folder.checkpoints}")

@@ -8,6 +8,7 @@ from triax.checkpoint.save import CheckpointWriter, SaveOutcome
 from triax.nn.decoder import Decoder
 from triax.spec.plan import Plan
 from triax.train.cadence import Cadence
+from triax.train.fast_tier import FastTier
 from triax.train.optimizer import Optimizer
 from triax.train.reporter import Reporter
 from triax.train.state import TrainState, extra_of, tensors_of
@@ -20,11 +21,13 @@ class Saver:
     def __init__(
         self, writer: CheckpointWriter, stages: Sequence[Decoder], optimizer: Optimizer, plan: Plan,
         data_fingerprint: str, began_as: str | None, reporter: Reporter, cadence: Cadence,
+        tier: FastTier,
     ) -> None:  # fmt: skip
         """``began_as``: digest of the checkpoint that gave the run its first weights, None where they were random."""
         self._writer, self._plan, self._reporter, self._cadence = writer, plan, reporter, cadence
         self._stages, self._optimizer = stages, optimizer
         self._data_fingerprint, self._began_as = data_fingerprint, began_as
+        self._tier = tier
         self._stall_s = 0.0
         self._has_given_up = False
         self.newest_step = 0
@@ -38,6 +41,21 @@ class Saver:
         """Return whether the state after ``step`` steps is to be saved; called once after each step."""
         return self._cadence.is_due(step)
 
+    def is_copy_due(self, step: int) -> bool:
+        """Return whether the state after ``step`` steps is to be copied to memory; called once after each step."""
+        return self._tier.is_due(step)
+
+    def copy(self, state: TrainState) -> None:
+        """Begin to copy ``state`` to the memory of the servers."""
+        started_s = time.perf_counter()
+        extra = extra_of(state, self._plan, self._data_fingerprint, self._began_as)
+        self._tier.save(state.step, tensors_of(self._stages, self._optimizer), extra)
+        self._count(time.perf_counter() - started_s)
+
+    def end(self) -> None:
+        """Let go of the copies in memory: the last state is on disk."""
+        self._tier.end()
+
     def save(self, state: TrainState, *, wait: bool) -> None:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
         started_s = time.perf_counter()
@@ -47,13 +65,12 @@ class Saver:
         self._tell(handle.outcome)
         if wait and handle.outcome is None:
             self.finish()
-        stall_s = time.perf_counter() - started_s
-        self._cadence.leave_out(stall_s)
-        self._stall_s += stall_s
+        self._count(time.perf_counter() - started_s)
 
     def poll(self) -> None:
         """Tell how the save in flight ended, if it did; does not wait."""
         self._tell(self._writer.poll())
+        self._tier.poll()
 
     def finish(self) -> None:
         """Wait for the save in flight, as long as ranks wait for each other: a hanging disk must not hang the run."""
@@ -68,6 +85,11 @@ class Saver:
         """Return for how many seconds saving has kept training waiting since the last call."""
         stall_s, self._stall_s = self._stall_s, 0.0
         return stall_s
+
+    def _count(self, stall_s: float) -> None:
+        self._cadence.leave_out(stall_s)
+        self._tier.leave_out(stall_s)
+        self._stall_s += stall_s
 
     def _tell(self, outcome: SaveOutcome | None) -> None:
         if outcome is None:

@@ -3,7 +3,7 @@
 All of it is said in global numbers: no rank, no iterator and no random state is part of it, so any layout can go on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,12 +13,20 @@ from torch.distributed import ProcessGroup
 
 from triax.checkpoint.format import Checkpoint
 from triax.checkpoint.load import load
-from triax.checkpoint.verify import newest_verified
+from triax.checkpoint.verify import newest_step, newest_verified
 from triax.errors import BadInput
 from triax.nn.decoder import Decoder
 from triax.spec.plan import Plan
 from triax.train.optimizer import Optimizer
 from triax.train.run_folder import RunFolder, another_run
+
+FindInMemory = Callable[[int, Mapping[str, Tensor]], tuple[Checkpoint | None, list[str]]]
+"""Returns the newest state in memory of a step or later, and why newer ones were passed over."""
+
+
+def nothing_in_memory(_least_step: int, _tensors: Mapping[str, Tensor]) -> tuple[Checkpoint | None, list[str]]:
+    """Return that no state is kept in memory."""
+    return None, []
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +71,30 @@ def extra_of(state: TrainState, plan: Plan, data_fingerprint: str, began_as: str
 
 
 def restore(
-    folder: RunFolder, plan: Plan, data_fingerprint: str, tensors: Mapping[str, Tensor], group: ProcessGroup | None
-) -> tuple[TrainState, Checkpoint | None, list[str]]:
+    folder: RunFolder, plan: Plan, data_fingerprint: str, tensors: Mapping[str, Tensor], group: ProcessGroup | None,
+    in_memory: FindInMemory = nothing_in_memory,
+) -> tuple[TrainState, Checkpoint | None, list[str]]:  # fmt: skip
     """Fill ``tensors`` from the newest checkpoint that verifies; return the state, it, and why newer ones were not.
 
-    Raises BadInput where the checkpoint is of another run or of other data; ``tensors`` are untouched then. Without any
-    checkpoint, the state is that of a fresh run.
+    ``in_memory`` is asked before the disk is read. Raises BadInput where the checkpoint is of another run or of other
+    data; ``tensors`` are untouched then. Without any checkpoint, the state is that of a fresh run.
     """
-    checkpoint, passed_over = newest_verified(folder.checkpoints, group)
+    checkpoint, passed_over = in_memory(newest_step(folder.checkpoints, group), tensors)
     if checkpoint is None:
-        if passed_over:
+        checkpoint, refused = newest_verified(folder.checkpoints, group)
+        passed_over += refused
+        if refused:
+            # Less could be trusted than the disk has names for: memory may have what lies between.
+            least_step = 0 if checkpoint is None else checkpoint.manifest.step + 1
+            between, refused_too = in_memory(least_step, tensors)
+            checkpoint, passed_over = between or checkpoint, passed_over + refused_too
+        if checkpoint is None and refused:
             raise BadInput(
                 f"{folder.checkpoints} holds no checkpoint that can be trusted. {' '.join(passed_over)} Give "
                 f"another --run-dir to start anew."
             )
-        return TrainState(), None, []
+    if checkpoint is None:
+        return TrainState(), None, passed_over
     _refuse_another_run(checkpoint, plan, data_fingerprint)
     load(checkpoint, tensors, group)
     return _state_from(checkpoint), checkpoint, passed_over
