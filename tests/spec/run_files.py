@@ -57,7 +57,12 @@ def whole() -> Said:
         "precision": {"compute": "fp32", "master": "fp64", "reduce": "fp64"},
         "eval": {"every_steps": 4, "sequences": 8},
         "checkpoint": {"every_steps": 6, "keep": 2, "background": False},
-        "guard": {"check_initial_loss": False, "initial_loss_tolerance": 0.1, "max_skipped_in_a_row": 3},
+        "guard": {
+            "check_initial_loss": False, "initial_loss_tolerance": 0.1, "on_spike": "skip", "window": 64,
+            "loss_threshold": 9.0, "grad_norm_threshold": 11.0, "max_skipped_in_a_row": 3, "max_rollbacks": 3,
+            "learning_rate_cut": 0.5, "hash_every_steps": 50, "alert_command": ["tell", "me"],
+            "alert_webhook": "https://example.org/alert",
+        },
         "watch": {"console_every": 2, "tensorboard": False, "timeline_steps": [2]},
         "layout": {
             "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",

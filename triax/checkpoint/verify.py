@@ -94,8 +94,12 @@ def verified(folder: Path, group: ProcessGroup | None = None) -> Checkpoint:
     return checkpoint
 
 
-def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Checkpoint | None, list[str]]:
+def newest_verified(
+    folder: Path, group: ProcessGroup | None = None, at_most: int | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint in ``folder`` that ``verified`` vouches for, and why newer ones were passed over.
+
+    ``at_most``: the latest step that it may be of; later ones are as if they were not there.
 
     None where there is none, with the reason for each that is damaged. A save that was interrupted left no checkpoint:
     it is named among the reasons if there is an older checkpoint, but does not by itself make an empty folder suspect.
@@ -103,7 +107,7 @@ def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Ch
     """
     ranks = Ranks.of(group)
     passed_over, damaged = [], []
-    for name, is_complete in _candidates(folder, ranks):
+    for name, is_complete in _candidates(folder, ranks, at_most):
         if not is_complete:
             passed_over.append(f"{folder / name} is not finished: the save that wrote it was interrupted.")
             continue
@@ -115,7 +119,7 @@ def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Ch
     return None, damaged
 
 
-def _candidates(folder: Path, ranks: Ranks) -> list[tuple[str, bool]]:
+def _candidates(folder: Path, ranks: Ranks, at_most: int | None) -> list[tuple[str, bool]]:
     """Return names of checkpoint folders, newest first, and whether each is complete, as rank 0 sees them."""
     problems: list[str] = []
     found: list[Found] = []
@@ -126,5 +130,7 @@ def _candidates(folder: Path, ranks: Ranks) -> list[tuple[str, bool]]:
             problems.append(str(error))
     if problems := ranks.union(problems):
         raise BadInput(problems[0])
-    seen = ranks.broadcast([(one.folder.name, one.is_complete) for one in found])
+    seen = ranks.broadcast(
+        [(one.folder.name, one.is_complete) for one in found if at_most is None or one.step <= at_most]
+    )
     return [(name, is_complete) for name, is_complete in seen]
