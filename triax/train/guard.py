@@ -162,7 +162,7 @@ class Guard:
             samples = f"samples {first_sample} to {self._last(first_sample)}"
             reason = f"{what} It is no fault of hardware that came and went: the run tries without {samples}."
             return Judgement("skip", reason, replace(state, case=replace(case, trial="skip")))
-        return self._go_back(what, state, case)
+        return self._go_back(what, state, case, first_sample)
 
     def _committed(self, report: StepReport, state: GuardState) -> Judgement:
         limits = self._bounds(state) if self._spec.on_spike == "warn" else NO_BOUNDS
@@ -185,7 +185,7 @@ class Guard:
             state = replace(state, case=None)
         return Judgement("commit", reason, state, cause)
 
-    def _go_back(self, what: str, state: GuardState, case: Case) -> Judgement:
+    def _go_back(self, what: str, state: GuardState, case: Case, first_sample: int) -> Judgement:
         if state.rollbacks >= self._spec.max_rollbacks:
             return self._stop(f"{what} The run went back {state.rollbacks} times, with and without its samples", state)
         state = replace(
@@ -200,7 +200,7 @@ class Guard:
             return Judgement("rollback", reason, state, rollback=Rollback(case.step - 1))
         reach = min(2**case.replays, case.step + 1)
         first = max(case.first_sample - (reach - 1) * self._sequences_per_step, 0)
-        skip = (first, self._last(case.first_sample) + 1)
+        skip = (first, self._last(max(case.first_sample, first_sample)) + 1)
         reason = (
             f"{what} The same steps came to it again, so it is no fault of hardware that came and went: the run goes "
             f"back and passes over samples {first} to {skip[1] - 1}."

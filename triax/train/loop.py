@@ -102,6 +102,8 @@ def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) 
         f"layout: {plan.layout.describe()}, {plan.layout.microbatches} microbatches of "
         f"{plan.layout.sequences_per_microbatch} x {run.data.seq_len} tokens on {process.world_size} ranks",
     ]
+    if process.world_size > 1:
+        lines.append(f"replicas: {plan.layout.describe_replicas(has_experts=run.model.experts is not None)}")
     if run.init is not None and not state.step:
         lines.append(f"weights: from {run.init}; optimizer state at zero")
     if state.step:

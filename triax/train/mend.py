@@ -6,6 +6,7 @@ from typing import Final
 
 from triax.errors import BadInput, StoppedByGuard
 from triax.spec.layout import Layout
+from triax.spec.legal_values import both
 from triax.spec.run import Run
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.replicas import Evidence, Odd, Replicas, has_replicas, odd_ones
@@ -91,7 +92,8 @@ class Mender:
         evidence = self.replicas.evidence(state.step, digests)
         named = sorted({rank for one in odd for rank in one.ranks})
         what = f"after step {state.step}, {_disagreement(odd, named, self.layout)}"
-        detail = {"reason": what} | _places(named, self.layout)
+        suspects = named or sorted({rank for one in odd for rank in one.family})
+        detail = {"reason": what, "suspects": suspects} | _places(named, self.layout)
         self.reporter.event("corruption", state.step, detail)
         judgement = self.guard.go_back_from(f"{what}.", state.step, state.guard)
         if judgement.verdict == "stop":
@@ -155,10 +157,11 @@ class Mender:
 
 
 def _named(ranks: Sequence[int], layout: Layout) -> str:
-    if len(ranks) == layout.world_size > 1:
+    if len(ranks) == layout.world_size > 2:
         return f"all {len(ranks)} ranks"
-    shown = ", ".join(layout.describe_rank(rank) for rank in ranks[:4])
-    return shown + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+    if len(ranks) <= 4:
+        return both([layout.describe_rank(rank) for rank in ranks])
+    return f"{', '.join(layout.describe_rank(rank) for rank in ranks[:4])} and {len(ranks) - 4} more"
 
 
 def _places(ranks: Sequence[int], layout: Layout) -> dict[str, object]:
