@@ -45,7 +45,7 @@ def explain(ranking: Ranking, money: Money) -> list[Reason]:
         ("fit", _fit(ranking)), ("first cut", _first_cut(ranking)), ("tensor parallel", _tensor(ranking, money)),
         ("context parallel", _context(ranking)), ("expert parallel", _experts(ranking)), ("ZeRO", _sharing(ranking)),
         ("pipeline", _pipeline(ranking)), ("memory", _recompute(ranking)),
-        ("what binds", _binds(ranking)), ("fine-tuning", _adapters(ranking)),
+        ("what binds", _binds(ranking)), ("fine-tuning", _adapters(ranking)), ("replicas", _replicas(ranking)),
     )  # fmt: skip
     told = ((topic, " ".join(sentences)) for topic, sentences in topics)
     return [Reason(topic, text) for topic, text in told if text]
@@ -307,6 +307,14 @@ def _adapters(ranking: Ranking) -> Iterator[str]:
         f"Fine-tuning needs less: low-rank adapters (LoRA, rank {LORA_RANK}) {format_bytes(whole)} and so "
         f"{cards(whole)}; on weights of 4 bits (QLoRA) {format_bytes(quantised)}, {cards(quantised)}."
     )
+
+
+def _replicas(ranking: Ranking) -> Iterator[str]:
+    """Whether a weight that changes silently on one card could be found."""
+    if ranking.case.machine.cards > 1:
+        has_experts = ranking.case.network.experts is not None
+        said = ranking.candidates.layout(0).describe_replicas(has_experts=has_experts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _times(ratio: float) -> str:

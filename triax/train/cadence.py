@@ -12,7 +12,7 @@ from triax.spec.checkpoint_interval import best_interval_s, mean_time_between_fa
 from triax.spec.run import CheckpointSpec
 from triax.units import format_seconds
 
-_FIRST_AFTER: Final = 10
+FIRST_AFTER: Final = 10
 """Steps until the first save of an "auto" run, which measures what a save costs and shows whether one can be made."""
 _LEAST_SAVE_S: Final = 1e-3
 """A save costs no less: clocks and the steps beside it are not exact enough to tell."""
@@ -67,7 +67,7 @@ class Cadence:
     def __init__(self, every: int | Literal["auto"], rule: Rule, ranks: Ranks, step: int) -> None:
         """``rule`` is for "auto"; ``step``: where this session begins."""
         self._every, self._rule, self._ranks = every, rule, ranks
-        self._step, self._next = step, step + _FIRST_AFTER
+        self._step, self._next = step, step + FIRST_AFTER
         self._measured_from, self._began_s = step, time.perf_counter()
         self._interval: Interval | None = None
 
@@ -78,7 +78,7 @@ class Cadence:
             return self._every > 0 and step % self._every == 0
         if step < self._next:
             return False
-        self._next = step + (_FIRST_AFTER if self._interval is None else self._interval.every_steps)
+        self._next = step + (FIRST_AFTER if self._interval is None else self._interval.every_steps)
         return True
 
     def leave_out(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, unless a number is not finite."""
+"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, unless they must not."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -54,14 +54,20 @@ class Optimizer:
             for key, value in self._torch.state[original].items():
                 self._torch.state[copy][key].copy_(value)
 
-    def update(self, rate: float, is_finite: Tensor) -> None:
-        """Apply the gradients at learning rate ``rate``, unless ``is_finite`` (a bool on the device) is false.
+    def reset(self) -> None:
+        """Forget all that was remembered, as before the first update."""
+        for state in self._torch.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def update(self, rate: float, stands: Tensor) -> None:
+        """Apply the gradients at learning rate ``rate``, unless ``stands`` (a bool on the device) is false.
 
         Then weights, moments and step counters keep their bits, and the host never had to ask. Gradients are dropped.
         """
         for group in self._torch.param_groups:
             group["lr"] = rate
-        self._torch.found_inf = (~is_finite).to(torch.float32)  # type: ignore[attr-defined]
+        self._torch.found_inf = (~stands).to(torch.float32)  # type: ignore[attr-defined]
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
 

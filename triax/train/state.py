@@ -3,11 +3,13 @@
 All of it is said in global numbers: no rank, no iterator and no random state is part of it, so any layout can go on.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Self
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -17,6 +19,8 @@ from triax.checkpoint.verify import newest_step, newest_verified
 from triax.errors import BadInput
 from triax.nn.decoder import Decoder
 from triax.spec.plan import Plan
+from triax.spec.run import Run
+from triax.train.guard import GuardState, Samples
 from triax.train.optimizer import Optimizer
 from triax.train.run_folder import RunFolder, another_run
 
@@ -29,6 +33,10 @@ def nothing_in_memory(_least_step: int, _tensors: Mapping[str, Tensor]) -> tuple
     return None, []
 
 
+_ALWAYS_SAID: Final = {"step", "tokens", "next_sample"}
+"""What the first checkpoints of this format say already; the rest is then as in a fresh run."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainState:
     """Where a run stands after ``step`` steps."""
@@ -39,6 +47,47 @@ class TrainState:
     """Tokens that went through the network."""
     next_sample: int = 0
     """Number of the first sample of the coming step."""
+    skipped: tuple[Samples, ...] = ()
+    """Samples that the run passes over, ascending; each a whole number of steps."""
+    rate_factor: float = 1.0
+    """What the learning rate of the run file is multiplied by."""
+    guard: GuardState = field(default_factory=GuardState)
+
+    def after_step(self, run: Run) -> Self:
+        """Return the state after one more step."""
+        return replace(
+            self,
+            step=self.step + 1,
+            tokens=self.tokens + run.tokens_per_step,
+            next_sample=self._beyond_skipped(self.next_sample + run.sequences_per_step),
+        )
+
+    def passing_over(self, samples: Samples) -> Self:
+        """Return the state of a run that passes over ``samples`` too, from where it stands."""
+        passing = replace(self, skipped=_joined((*self.skipped, samples)))
+        return replace(passing, next_sample=passing._beyond_skipped(self.next_sample))
+
+    def reading_again(self, samples: Samples) -> Self:
+        """Return the state of a run that does not pass over ``samples``, which it came to last."""
+        first, stop = samples
+        parts = [part for a, b in self.skipped for part in ((a, min(b, first)), (max(a, stop), b)) if part[0] < part[1]]
+        return replace(self, skipped=tuple(parts))
+
+    def _beyond_skipped(self, sample: int) -> int:
+        for first, stop in self.skipped:
+            if first <= sample < stop:
+                sample = stop
+        return sample
+
+
+def _joined(ranges: tuple[Samples, ...]) -> tuple[Samples, ...]:
+    joined: list[Samples] = []
+    for first, stop in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((first, stop))
+    return tuple(joined)
 
 
 def tensors_of(stages: Sequence[Decoder], optimizer: Optimizer) -> dict[str, Tensor]:
@@ -72,16 +121,17 @@ def extra_of(state: TrainState, plan: Plan, data_fingerprint: str, began_as: str
 
 def restore(
     folder: RunFolder, plan: Plan, data_fingerprint: str, tensors: Mapping[str, Tensor], group: ProcessGroup | None,
-    in_memory: FindInMemory = nothing_in_memory,
+    in_memory: FindInMemory = nothing_in_memory, at_most: int | None = None,
 ) -> tuple[TrainState, Checkpoint | None, list[str]]:  # fmt: skip
     """Fill ``tensors`` from the newest checkpoint that verifies; return the state, it, and why newer ones were not.
 
-    ``in_memory`` is asked before the disk is read. Raises BadInput where the checkpoint is of another run or of other
-    data; ``tensors`` are untouched then. Without any checkpoint, the state is that of a fresh run.
+    ``in_memory`` is asked before the disk is read; ``at_most`` is the latest step that a checkpoint on disk may be of.
+    Raises BadInput where the checkpoint is of another run or of other data; ``tensors`` are untouched then. Without any
+    checkpoint, the state is that of a fresh run.
     """
     checkpoint, passed_over = in_memory(newest_step(folder.checkpoints, group), tensors)
     if checkpoint is None:
-        checkpoint, refused = newest_verified(folder.checkpoints, group)
+        checkpoint, refused = newest_verified(folder.checkpoints, group, at_most)
         passed_over += refused
         if refused:
             # Less could be trusted than the disk has names for: memory may have what lies between.
@@ -114,7 +164,9 @@ def _refuse_another_run(checkpoint: Checkpoint, plan: Plan, data_fingerprint: st
 
 def _state_from(checkpoint: Checkpoint) -> TrainState:
     said: Any = checkpoint.manifest.extra.get("state")
-    names = TrainState.__dataclass_fields__.keys()
-    if not isinstance(said, dict) or said.keys() != names or not all(type(said[n]) is int for n in names):
-        raise BadInput(f"{checkpoint.folder}: the manifest does not say where the run stood; it cannot be resumed.")
-    return TrainState(**said)
+    try:
+        if isinstance(said, dict) and _ALWAYS_SAID <= said.keys() <= TrainState.__dataclass_fields__.keys():
+            return TypeAdapter(TrainState).validate_json(json.dumps(said), strict=True)
+    except ValidationError:
+        pass
+    raise BadInput(f"{checkpoint.folder}: the manifest does not say where the run stood; it cannot be resumed.")
