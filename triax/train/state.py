@@ -5,7 +5,7 @@ All of it is said in global numbers: no rank, no iterator and no random state is
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 import torch
@@ -90,6 +90,10 @@ def _joined(ranges: tuple[Samples, ...]) -> tuple[Samples, ...]:
     return tuple(joined)
 
 
+_STATE: Final = TypeAdapter(TrainState)
+"""How a state is written into a manifest and read from one."""
+
+
 def tensors_of(stages: Sequence[Decoder], optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the live weights and optimizer state under their names in checkpoints.
 
@@ -106,7 +110,7 @@ def extra_of(state: TrainState, plan: Plan, data_fingerprint: str, began_as: str
     """Return what stands in the manifest beside the tensors; ``began_as`` as in ``Saver``."""
     return {
         "step": state.step,
-        "state": asdict(state),
+        "state": _STATE.dump_python(state, mode="json"),
         "fingerprint": plan.fingerprint,
         "mathematics": plan.run.mathematics(),
         "data_fingerprint": data_fingerprint,
@@ -166,7 +170,7 @@ def _state_from(checkpoint: Checkpoint) -> TrainState:
     said: Any = checkpoint.manifest.extra.get("state")
     try:
         if isinstance(said, dict) and _ALWAYS_SAID <= said.keys() <= TrainState.__dataclass_fields__.keys():
-            return TypeAdapter(TrainState).validate_json(json.dumps(said), strict=True)
+            return _STATE.validate_json(json.dumps(said), strict=True)
     except ValidationError:
         pass
     raise BadInput(f"{checkpoint.folder}: the manifest does not say where the run stood; it cannot be resumed.")
