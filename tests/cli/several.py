@@ -1,5 +1,6 @@
 """Which run do several servers train in tests, and was it the one run, whatever happened to them?"""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,6 @@ def events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
 
 def step_lines(run_dir: Path) -> list[tuple[float, int]]:
     """When each line of metrics was written, and of which step it is; nothing is superseded."""
-    import json
-
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     values = [json.loads(line) for line in lines if line.strip()]
