@@ -21,6 +21,7 @@ def make_several(folder: Path, steps: int, **sections: Any) -> None:
         model={"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4},
         data={"seq_len": 64},
         train={"steps": steps, "sequences_per_step": 12, "timeout_s": 60.0},
+        learning_rate={"peak": 1e-3},  # a larger one makes much of the last bit in a hundred steps
         precision={"compute": "fp64", "master": "fp64", "reduce": "fp64"},
         checkpoint={"every_steps": 5},
         recover={"lost_after_s": LOST_AFTER_S, "join_s": 60.0},
@@ -38,7 +39,6 @@ def reference(folder: Path) -> Path:
 def assert_same_run(run_dir: Path, alone: Path) -> None:
     """Assert that every step saw the samples that it sees on one rank, and came to the same loss."""
     assert hashes(run_dir) == hashes(alone)
-    # The table's limit in fp64 is for one step's gradients; the loss itself hardly moves in so few steps.
     assert losses(run_dir) == pytest.approx(losses(alone), rel=1e-9)
 
 
