@@ -1,9 +1,10 @@
 """What happens when ranks end? The run is over, or all of them start again from the newest checkpoint."""
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from triax.errors import Preempted, TriaxError
+from triax.errors import BadInput, Preempted, TriaxError
 from triax.units import format_seconds
 
 if TYPE_CHECKING:
@@ -127,5 +128,6 @@ def record(
     from triax.watch.record import RunLog
 
     coordinate = None if rank is None or plan is None else plan.layout.coordinate(rank)._asdict()
-    with RunLog(folder.path, rank=rank, coordinate=coordinate) as log:
+    # Whoever decides what follows must not die of a folder that cannot be written now.
+    with suppress(BadInput), RunLog(folder.path, rank=rank, coordinate=coordinate) as log:
         log.event(kind, step=step, detail=detail)

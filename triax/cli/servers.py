@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from triax.launch.members import Beat, Generation, View
     from triax.launch.servers import Work
     from triax.launch.workers import Ended, Workers
+    from triax.train.places import Failure
     from triax.train.run_folder import RunFolder
     from triax.train.stop import StopWish
 
@@ -165,9 +166,13 @@ class Deciding:
             said.append(self._told)
         if new.reason in ("lost", "too few"):
             lost = sorted(old - set(now)) or sorted(old)
-            after_s = self._plans.run.recover.lost_after_s
-            record(self._folder, plan, "lost_server", step, None, {**detail, "lost": lost, "after_s": after_s})
-            said.append(f"lost {_named(lost)}: not heard of, or cut off, for {format_seconds(after_s)}.")
+            gone = [name for name in lost if name in view.known and view.known[name].beat.state == "leaving"]
+            missed, after_s = [name for name in lost if name not in gone], self._plans.run.recover.lost_after_s
+            record(self._folder, plan, "lost_server", step, None, {**detail, "lost": lost, "left": gone})
+            if gone:
+                said.append(f"{_named(gone)} was asked to go, and has gone.")
+            if missed:
+                said.append(f"lost {_named(missed)}: not heard of, or cut off, for {format_seconds(after_s)}.")
         if new.reason == "grown":
             record(self._folder, plan, "grown", step, None, {**detail, "new": sorted(set(now) - old)})
             said.append(f"{_named(sorted(set(now) - old))} is there: the run grows.")
@@ -206,7 +211,7 @@ def _plan_of(generation: "Generation | None") -> Plan | None:
     return Plan.model_validate_json(generation.plan)
 
 
-def _failure(view: "View") -> Any:
+def _failure(view: "View") -> "Failure":
     """Return the failure that explains the others: one whose rank is known, and that is no echo."""
     from triax.train.places import Failure
 
@@ -338,7 +343,7 @@ class _Ranks:
         network = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
         environments = [network | environment for environment in place.environments()]
 
-        def start(_place: "Place") -> "Workers":
+        def start() -> "Workers":
             return Workers(work, order, environments, plan.run.train.timeout_s)
 
         def failure(ended: "Ended") -> Mapping[str, Any]:

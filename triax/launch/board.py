@@ -23,6 +23,8 @@ Said = TypeVar("Said")
 
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _LARGEST_BYTES: Final = 1 << 26
+_KEPT: Final = 64
+"""Files of a kind that stay, to see afterwards what happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,9 @@ class Board:
         return newest
 
     def _make(self, kind: str, number: int, said: Any) -> bool:
+        """Make the file of ``number`` unless it is there, and drop one that is so old that nobody asks for it."""
+        with suppress(OSError):
+            (self._folder / file_name(kind, max(number - _KEPT, 0))).unlink(missing_ok=True)
         name = self._folder / file_name(kind, number)
         fresh = self._folder / f".{name.name}.{secrets.token_hex(4)}"
         fresh.write_bytes(_encoded(said))

@@ -33,7 +33,7 @@ class Wish(Protocol):
 class Work:
     """What the ranks of a generation do on this server; made anew for each."""
 
-    start: Callable[[Place], Workers]
+    start: Callable[[], Workers]
     failure: Callable[[Ended], Mapping[str, Any]]
     """Why they have failed, for the agent that decides what follows."""
 
@@ -82,7 +82,7 @@ class ServerAgent:
         place = Place(first_rank, mine.ranks, world_size, generation.members[0].address, generation.port)
         work = self._work(generation, place)
         self._pulse.say("running", generation.number)
-        workers = work.start(place)
+        workers = work.start()
         try:
             is_ours = self._follow(workers, generation)
         finally:
@@ -98,9 +98,9 @@ class ServerAgent:
             if workers.has_failed:
                 workers.stop(_GRACE_S)
             heard = self._pulse.heard
-            is_newest = heard.generation is not None and heard.generation.number == generation.number
+            is_over = heard.generation is not None and heard.generation.number > generation.number
             # Others may think that this server is gone, and go on without it.
-            if not is_newest or self._pulse.silent_s > self._lost_after_s / 2 or self._pulse.fault is not None:
+            if is_over or self._pulse.silent_s > self._lost_after_s / 2 or self._pulse.fault is not None:
                 is_ours = False
                 workers.stop(_GRACE_S)
             if heard.draining == generation.number or self._wish.has_signal:
