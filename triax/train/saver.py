@@ -26,6 +26,7 @@ class Saver:
         """``began_as``: digest of the checkpoint that gave the run its first weights, None where they were random."""
         self._writer, self._plan, self._reporter, self._cadence = writer, plan, reporter, cadence
         self._stages, self._optimizer = stages, optimizer
+        optimizer.before_update = self._wait_until_copied
         self._data_fingerprint, self._began_as = data_fingerprint, began_as
         self._tier = tier
         self._stall_s = 0.0
@@ -58,7 +59,7 @@ class Saver:
         """Begin to save ``state``; with ``wait``, return when it is on disk or has failed."""
         started_s = time.perf_counter()
         extra = extra_of(state, self._plan, self._data_fingerprint, self._began_as)
-        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra)
+        handle = self._writer.save(state.step, tensors_of(self._stages, self._optimizer), extra, beside=True)
         self._tell(handle.previous)
         self._tell(handle.outcome)
         if wait and handle.outcome is None:
@@ -83,6 +84,12 @@ class Saver:
         """Return for how many seconds saving has kept training waiting since the last call."""
         stall_s, self._stall_s = self._stall_s, 0.0
         return stall_s
+
+    def _wait_until_copied(self) -> None:
+        started_s = time.perf_counter()
+        self._writer.wait_until_copied()
+        self._tier.wait_until_copied()
+        self._count(time.perf_counter() - started_s)
 
     def _count(self, stall_s: float) -> None:
         self._cadence.leave_out(stall_s)
