@@ -59,6 +59,7 @@ def whole() -> Said:
         "checkpoint": {
             "every_steps": 6, "keep": 2, "background": False, "failures_per_1000_server_days": 2.5,
             "memory_every_steps": 3,
+            "upload": "memory://here",
         },
         "guard": {
             "check_initial_loss": False, "initial_loss_tolerance": 0.1, "on_spike": "skip", "window": 64,

@@ -78,6 +78,7 @@ HABITS: Said = {
     "checkpoint.every_steps": 7,
     "checkpoint.failures_per_1000_server_days": 1.5,
     "checkpoint.memory_every_steps": "auto",
+    "checkpoint.upload": "memory://elsewhere",
     "checkpoint.keep": 9,
     "checkpoint.background": True,
     "guard.check_initial_loss": True,

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.harness.tolerances import assert_losses_equal
 from tests.harness.toy import lay
 from tests.train.test_resume import STEPS, assert_bits_equal, make_run
 from triax.checkpoint import memory_folder
+from triax.checkpoint.part import Part
 from triax.errors import TriaxError
 from triax.parallel.launch import Process
 from triax.spec.cluster import Cluster
@@ -119,6 +121,26 @@ def test_a_killed_run_goes_on_from_memory_bit_for_bit(zero: int, ram: Path, tmp_
     # The run has ended, and the memory is free again.
     assert servers.files() == []
     assert list((servers.memory / "server-0").iterdir()) == []
+
+
+def test_updates_wait_for_a_slow_copy_of_the_state_before_them(
+    ram: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_in_memory(tmp_path, every_steps=4)
+    layout = lay(run, 1, dp_shard=2, zero=3)
+    start(run, layout, tmp_path / "whole")
+    copy = Part.copy
+
+    def slowly(self: Part, *args: Any, **kwargs: Any) -> None:
+        time.sleep(0.2)
+        copy(self, *args, **kwargs)
+
+    monkeypatch.setattr(Part, "copy", slowly)
+    servers = Servers(ram, run, inside=2)
+    servers.start(layout, killed_at=6)
+    assert servers.start(layout) == [Told(), Told()]
+    assert servers.resumed() == (5, True)
+    assert_bits_equal(saved_weights(servers.folder, run), saved_weights(tmp_path / "whole", run))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from triax.checkpoint.agree import Ranks
 from triax.checkpoint.commit import manifest_of
+from triax.checkpoint.copying import Copying
 from triax.checkpoint.disk import sentence, write_atomically, write_new
 from triax.checkpoint.division import Division
 from triax.checkpoint.format import MANIFEST, FileEntry, folder_name, shard_name
@@ -37,6 +38,7 @@ class _Saving:
     folder: Path
     extra: dict[str, Any]
     began_s: float
+    copying: Copying
     stall_s: float = 0.0
     thread: threading.Thread | None = None
     file: FileEntry | None = None
@@ -73,7 +75,10 @@ class MemoryWriter:
             self.why_off = "the disk does not take the history of the run"
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any]) -> None:
-        """Copy the state out of training's way, and begin to write it. Does nothing while one is being written."""
+        """Begin to copy and write the state. Does nothing while one is being written.
+
+        The tensors must not change before ``wait_until_copied`` has returned.
+        """
         if self._saving is not None or self.why_off:
             return
         began_s = time.monotonic()
@@ -83,16 +88,19 @@ class MemoryWriter:
         slices = self._division.agree(step, tensors)
         if self._kept is None and not self._fits():
             return
-        saving = _Saving(step, self.folder / folder_name(step), {**extra, HISTORY: self._saved_under}, began_s)
-        self._saving = saving
-        try:
-            self._division.part.snapshot(slices)
-        except (MemoryError, RuntimeError) as error:
-            saving.failure = f"rank {self.ranks.rank} could not copy its state to host memory: {error}"
-        # Also where the copy failed: the neighbours wait for what this rank sends.
+        copying = Copying(self._division.part, slices)
+        folder = self.folder / folder_name(step)
+        self._saving = saving = _Saving(step, folder, {**extra, HISTORY: self._saved_under}, began_s, copying)
         saving.thread = threading.Thread(target=self._write, args=(saving,), name=f"memory-{step}", daemon=True)
         saving.thread.start()
         saving.stall_s = time.monotonic() - began_s
+
+    def wait_until_copied(self) -> None:
+        """Return when the state that is being copied may be changed. A rank may call this alone."""
+        if self._saving is not None:
+            began_s = time.monotonic()
+            self._saving.copying.wait()
+            self._saving.stall_s += time.monotonic() - began_s
 
     def poll(self) -> SaveOutcome | None:
         """Return how the save in flight ended, once; None while it goes on, or where there is none. Does not wait."""
@@ -155,6 +163,11 @@ class MemoryWriter:
     def _write(self, saving: _Saving) -> None:
         """On a thread: write this rank's part, and exchange it for that of the server before."""
         rank = self.ranks.rank
+        try:
+            saving.copying.run()
+        except (MemoryError, RuntimeError) as error:
+            # The neighbours wait for what this rank sends all the same: nothing.
+            saving.failure = f"rank {rank} could not copy its state to host memory: {error}"
         try:
             saving.folder.mkdir(mode=0o700, exist_ok=True)
             mark_once(saving.folder, self.run)

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from triax.checkpoint.agree import Ranks
 from triax.checkpoint.commit import NeverAppeared, Ticket, collect, commit, deliver, tidy
+from triax.checkpoint.copying import Copying
 from triax.checkpoint.disk import Cancelled, free_bytes, make_folders, sentence
 from triax.checkpoint.division import Division
 from triax.checkpoint.format import folder_name
@@ -60,6 +61,7 @@ class _Saving:
     ticket: Ticket
     extra: dict[str, Any]
     began_s: float
+    copying: Copying
     stall_s: float = 0.0
     ended_s: float = 0.0
     thread: threading.Thread | None = None
@@ -111,13 +113,20 @@ class CheckpointWriter:
             raise BadInput(problems[0])
 
     def save(
-        self, step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], wait: bool = False
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        extra: Mapping[str, Any],
+        wait: bool = False,
+        *,
+        beside: bool = False,
     ) -> SaveHandle:
         """Begin to save ``tensors`` and rank 0's ``extra`` (JSON values) as the checkpoint of ``step``.
 
-        Returns once the state is copied to host memory; a thread writes it. If the save before this one is still being
-        written, waits for it, and skips this one after ``patience_s``; the one after that skips at once. With ``wait``
-        the outcome is on the handle.
+        Returns once the state is copied to host memory; a thread writes it. With ``beside`` the thread copies it, too:
+        the tensors must not change before ``wait_until_copied`` has returned. If the save before this one is still
+        being written, waits for it, and skips this one after ``patience_s``; the one after that skips at once. With
+        ``wait`` the outcome is on the handle.
 
         A disk that is full, slow or broken is an outcome, never an exception. Raises BadInput, on every rank, only for
         tensors that no disk could take: a placement local_slices refuses, or ranks that do not hold a tensor once and
@@ -136,15 +145,12 @@ class CheckpointWriter:
         if "reason" in begun:
             return self._not_begun(step, began_s, begun["reason"], previous)
         ticket = Ticket(step, self._folder / begun["folder"], begun["token"])
-        self._saving = saving = _Saving(ticket, begun["extra"], began_s)
-        try:
-            self._division.part.snapshot(slices)
-        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when host memory or the card fails
-            saving.failure = f"rank {self._ranks.rank} could not copy its state to host memory: {error}"
-            saving.ended_s = time.monotonic()
-        else:
-            saving.thread = threading.Thread(target=self._write, args=(saving,), name=f"save-{step}", daemon=True)
-            saving.thread.start()
+        copying = Copying(self._division.part, slices)
+        self._saving = saving = _Saving(ticket, begun["extra"], began_s, copying)
+        saving.thread = threading.Thread(target=self._copy_and_write, args=(saving,), name=f"save-{step}", daemon=True)
+        saving.thread.start()
+        if not beside:
+            copying.wait()
         saving.stall_s = time.monotonic() - began_s
         return SaveHandle(step, saving.stall_s, self.finish() if wait else None, previous)
 
@@ -177,6 +183,13 @@ class CheckpointWriter:
                 thread.join(wait_s)
             wait_s = min(2 * wait_s, 0.1)
         return None
+
+    def wait_until_copied(self) -> None:
+        """Return when the state that is being saved may be changed. A rank may call this alone."""
+        if self._saving is not None:
+            began_s = time.monotonic()
+            self._saving.copying.wait()
+            self._saving.stall_s += time.monotonic() - began_s
 
     @property
     def step_in_flight(self) -> int | None:
@@ -245,6 +258,15 @@ class CheckpointWriter:
         (stall_us,) = self._ranks.maxima(int(1e6 * (time.monotonic() - began_s)))
         stall_s = stall_us / 1e6
         return SaveHandle(step, stall_s, SaveOutcome(step, False, stall_s, stall_s, 0, reason), previous)
+
+    def _copy_and_write(self, saving: _Saving) -> None:
+        try:
+            saving.copying.run()
+        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when host memory or the card fails
+            saving.failure = f"rank {self._ranks.rank} could not copy its state to host memory: {error}"
+            saving.ended_s = time.monotonic()
+        else:
+            self._write(saving)
 
     def _write(self, saving: _Saving) -> None:
         """On the writing thread: bring this rank's part to the disk, and on rank 0 the checkpoint to its commit."""

@@ -122,6 +122,9 @@ class CheckpointSpec(Value):
     """Newest checkpoints that stay on disk."""
     background: bool = True
     """Write while training goes on."""
+    upload: Text | None = None
+    """Where finished checkpoints are copied to, as a URL that fsspec knows: ``s3://bucket/run``. A run whose folder has
+    none goes on from there."""
 
 
 class GuardSpec(Value):

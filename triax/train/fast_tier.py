@@ -79,6 +79,11 @@ class FastTier:
             self._writer.save(step, tensors, extra)
             self._tell_why_off(step)
 
+    def wait_until_copied(self) -> None:
+        """Return when the state that is being copied may be changed."""
+        if self._writer is not None:
+            self._writer.wait_until_copied()
+
     def poll(self) -> None:
         """Tell how the copy in flight ended, if it did; does not wait."""
         if self._writer is None or self._cadence is None or self._reporter is None:

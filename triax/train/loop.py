@@ -34,6 +34,7 @@ from triax.train.state import TrainState, restore, tensors_of
 from triax.train.step import PendingReport, Stepper
 from triax.train.stop import StopWish
 from triax.train.timeline import save_timeline
+from triax.train.upload import fetch_if_none, open_uploader
 from triax.units import format_count
 from triax.watch.metrics import StepRecord
 
@@ -63,6 +64,7 @@ def train(
     disk_group = dist.new_group(backend="gloo")
     data_fingerprint = corpus.fingerprint
     tier = FastTier(plan, folder, process, disk_group)
+    not_fetched = fetch_if_none(plan, folder, Ranks.of(disk_group))
     state, checkpoint, passed_over = restore(
         folder, plan, data_fingerprint, tensors_of(stages, optimizer), disk_group, tier.newest
     )
@@ -75,7 +77,7 @@ def train(
         folder.refuse_superseded()
         folder.write_plan(plan, run_text)
     with Reporter(plan, folder, process, _attended(run.model, batches), quiet=quiet) as reporter:
-        for reason in passed_over:
+        for reason in not_fetched + passed_over:
             reporter.warn(f"{reason} Going on from step {state.step}.")
             reporter.event("checkpoint_refused", state.step, {"reason": reason})
         reporter.say(_opening(plan, process, batches, state))
@@ -93,7 +95,8 @@ def train(
         rule = least_lost(run.checkpoint, process.num_servers)
         cadence = Cadence(run.checkpoint.every_steps, rule, Ranks.of(disk_group), state.step)
         tier.begin(writer, state.step, checkpoint, reporter)
-        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter, cadence, tier)
+        uploader = open_uploader(plan, folder, Ranks.of(disk_group))
+        saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter, cadence, tier, uploader)
         past = Past(plan, folder, data_fingerprint, stages, optimizer, writer, disk_group)
         mender = Mender(guard, past, Replicas(stages, optimizer, layout), saver, reporter, run, layout)
         reads_late = process.device.type == "cuda"

@@ -36,6 +36,8 @@ class Optimizer:
         ]
         groups = [group for group in groups if group["params"]]
         self._torch = _torch_optimizer(groups, spec)
+        self.before_update: Callable[[], None] = _nobody_reads
+        """Called before weights and state change: who still reads them has it wait."""
         if spec.name == "adamw":
             for _, parameter in self._all:
                 moments = {moment: torch.zeros_like(parameter.detach()) for moment in _MOMENTS}
@@ -67,6 +69,7 @@ class Optimizer:
         """
         for group in self._torch.param_groups:
             group["lr"] = rate
+        self.before_update()
         self._torch.found_inf = (~stands).to(torch.float32)  # type: ignore[attr-defined]
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
@@ -78,6 +81,10 @@ class Optimizer:
             for name, parameter in self._named.items()
             for key, value in self._torch.state[parameter].items()
         }
+
+
+def _nobody_reads() -> None:
+    """Let the update go ahead."""
 
 
 def _torch_optimizer(groups: list[dict[str, object]], spec: OptimizerSpec) -> torch.optim.Optimizer:

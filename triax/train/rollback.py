@@ -40,6 +40,7 @@ class Past:
         that ``now`` passes over. Raises BadInput where there is nothing to go back to; the tensors are undefined then.
         """
         tensors = tensors_of(self.stages, self.optimizer)
+        self.optimizer.before_update()
         then, checkpoint, _ = restore(
             self.folder, self.plan, self.data_fingerprint, tensors, self.group, at_most=wish.at_most
         )
