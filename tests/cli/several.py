@@ -9,7 +9,7 @@ import pytest
 from tests.cli.typed import ended, losses, make_run, started, triax
 from triax.watch.record import read_events, read_metrics
 
-LOST_AFTER_S = 3.0
+LOST_AFTER_S = 6.0
 WITHIN_S = 30.0
 """In so long a run goes on after a loss was seen."""
 

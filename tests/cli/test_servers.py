@@ -46,7 +46,7 @@ def test_a_server_is_lost_and_comes_back(tmp_path: Path) -> None:
     told = [ended(server) for server in (a, b)]
     assert [one.code for one in told] == [0, 0], told
     assert "Traceback" not in told[0].err + told[1].err
-    assert "lost server b: not heard of, or cut off, for 3.0 s." in told[0].err
+    assert "lost server b: not heard of, or cut off, for 6.0 s." in told[0].err
     assert_same_run(run_dir, alone)
     layouts = [event["detail"]["layout"] for event in events(run_dir, "start", "resume")]
     assert layouts[0] == layouts[2] != layouts[1]

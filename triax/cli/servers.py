@@ -139,8 +139,9 @@ class Deciding:
             self._judged, self._told = bare.number, ""
             self._not_before_s = 0.0
             self._budget = self._budget_after(view)
-            if bare.reason == "failed":
-                failure, plan = _failure(view), _plan_of(view.generation)
+            failure = _failure(view) if bare.reason == "failed" else None
+            if failure is not None:
+                plan = _plan_of(view.generation)
                 verdict = self._budget.judge(failure.step, failure.how, self._folder.newest_step() or 0)
                 self._told = failure_told(failure, verdict, plan, self._folder)
                 if isinstance(verdict, GivenUp):
@@ -211,18 +212,20 @@ def _plan_of(generation: "Generation | None") -> Plan | None:
     return Plan.model_validate_json(generation.plan)
 
 
-def _failure(view: "View") -> "Failure":
-    """Return the failure that explains the others: one whose rank is known, and that is no echo."""
+def _failure(view: "View") -> "Failure | None":
+    """Return the failure that explains the others: one whose rank is known, and that is no echo.
+
+    None where ranks have only lost those of a server that stopped them, since it could not say that it is there.
+    """
     from triax.train.places import Failure
 
     number = 0 if view.generation is None else view.generation.number
-    told = [
-        Failure(**known.beat.failure)
-        for known in view.known.values()
-        if known.beat.generation == number and known.beat.state == "failed" and known.beat.failure
-    ]
+    ended = [known.beat for known in view.known.values() if known.beat.generation == number]
+    told = [Failure(**beat.failure) for beat in ended if beat.state == "failed" and beat.failure]
     unknown = Failure("ranks failed, and their server has not said why.", "failed without a word")
-    return min(told, key=lambda failure: (failure.rank is None, not failure.is_told), default=unknown)
+    first = min(told, key=lambda failure: (failure.rank is None, not failure.is_told), default=unknown)
+    is_echo = first.rank is None and any(beat.state == "stopped" for beat in ended)
+    return None if is_echo else first
 
 
 def train_on_servers(

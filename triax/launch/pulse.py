@@ -7,6 +7,7 @@ the last beat was written is then what the rest of the agent judges by.
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Thread
 from typing import Any, Final
@@ -112,8 +113,9 @@ class Pulse:
             self._beat = replace(self._beat, meeting_port=port)
 
     def end_run(self, over: Over) -> None:
-        """Say that the run is over."""
-        self._board.end(over)
+        """Say that the run is over; where the disk is away, members learn it from their own ranks."""
+        with suppress(OSError):
+            self._board.end(over)
 
     def pause(self, seconds: float) -> None:
         """Wait a little; what this agent has to say is said meanwhile."""
@@ -193,6 +195,8 @@ class Pulse:
         )  # fmt: skip
 
     def _act(self) -> None:
+        if self._heard.over is not None:
+            return
         view = self._view()
         decision: Decision = decide(view, self._rules)
         me = self._beat
