@@ -44,15 +44,22 @@ def verdicts(losses: list[float], step: int = 9, grad_norm: float = 1.0, **guard
 def test_the_cheapest_is_tried_first(bad: float) -> None:
     assert verdicts([bad, 2.0]) == ["repeat", "commit hardware"]
     assert verdicts([bad, bad, 2.0]) == ["repeat", "skip", "commit data"]
-    assert verdicts([bad, bad, bad, 2.0]) == ["repeat", "skip", "rollback", "commit hardware"]
-    assert verdicts([bad, bad, bad, bad, 2.0]) == ["repeat", "skip", "rollback", "rollback", "commit data"]
-    assert verdicts([bad] * 99, max_rollbacks=3) == ["repeat", "skip", *["rollback"] * 3, "stop"]
-    assert verdicts([bad] * 99, on_spike="skip", max_skipped_in_a_row=4) == ["repeat", *["skip"] * 2, "stop"]
+    assert verdicts([*[bad] * 4, 2.0]) == ["repeat", *["skip"] * 3, "commit data"]
+    assert verdicts([*[bad] * 5, 2.0]) == ["repeat", *["skip"] * 3, "rollback", "commit hardware"]
+    assert verdicts([*[bad] * 6, 2.0]) == ["repeat", *["skip"] * 3, "rollback", "rollback", "commit data"]
+    assert verdicts([bad] * 99, max_rollbacks=3) == ["repeat", *["skip"] * 3, *["rollback"] * 3, "stop"]
+
+
+def test_patience_ends_by_going_back_or_by_stopping() -> None:
+    assert verdicts([9.0] * 99, on_spike="skip", max_skipped_in_a_row=7) == ["repeat", *["skip"] * 5, "stop"]
+    assert verdicts([9.0] * 99, max_skipped_in_a_row=2, max_rollbacks=1) == ["repeat", "rollback", "stop"]
+    assert verdicts([9.0] * 99, on_spike="stop") == ["stop"]
+    assert verdicts([math.nan] * 99, on_spike="stop", max_skipped_in_a_row=3) == ["repeat", "skip", "stop"]
 
 
 def test_a_first_replay_leaves_nothing_out_and_later_ones_reach_farther_back() -> None:
     state, wishes = GuardState(), []
-    for _ in range(6):
+    for _ in range(8):
         judgement = judge(20, 9.0, state)
         state = judgement.state
         wishes.append(judgement.rollback)
@@ -62,11 +69,11 @@ def test_a_first_replay_leaves_nothing_out_and_later_ones_reach_farther_back() -
 
 def test_the_learning_rate_is_cut_only_where_going_back_alone_did_not_help() -> None:
     state, cuts = GuardState(), []
-    for _ in range(4):
+    for _ in range(6):
         judgement = judge(20, 9.0, state, learning_rate_cut=0.5)
         state = judgement.state
         cuts.append(judgement.rollback is not None and judgement.rollback.cuts_learning_rate)
-    assert cuts == [False, False, False, True]
+    assert cuts == [False] * 5 + [True]
 
 
 def test_norms_that_stay_high_over_other_samples_are_a_new_level() -> None:

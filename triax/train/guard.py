@@ -7,7 +7,8 @@ A step whose loss or gradient norm is a spike (``triax.train.spikes``) or is not
 weights are those before it. What is wrong then is found out by trying, the cheapest first:
 
 1. *repeat*: the same samples on the same weights. No spike now: a fault of the hardware that came and went.
-2. *skip*: the next samples on the same weights. No spike now: the data. The run passes over these samples for good.
+2. *skip*: the next samples on the same weights, up to three times. No spike now: the data. The run passes over these
+   samples for good.
 3. *rollback*: the weights are bad. Go back to a checkpoint before, and train the same steps again, leaving out nothing.
    No spike now: a fault of the hardware that had changed the weights.
 4. *rollback* again, and pass over the samples of the spike and of the step before it: the data, or the run itself. The
@@ -18,7 +19,7 @@ weights are those before it. What is wrong then is found out by trying, the chea
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 from triax.spec.model import ModelSpec
 from triax.spec.run import GuardSpec
@@ -32,6 +33,9 @@ next ones (skip), or after going back. accept: gradient norms have a new level."
 Trial = Literal["repeat", "skip", "replay"]
 
 Cause = Literal["", "hardware", "data"]
+
+_SKIPS: Final = 3
+"""Steps of other samples that are tried before the weights are called bad: each costs a step, and going back many."""
 
 Samples = tuple[int, int]
 """Numbers of the first sample and of the one after the last."""
@@ -142,7 +146,7 @@ class Guard:
     def judge(self, report: StepReport, state: GuardState, first_sample: int) -> Judgement:
         """Return what is done with a step that read the samples from ``first_sample`` on."""
         if report.stands:
-            return self._committed(report, state)
+            return self._committed(report, state, first_sample)
         state = replace(state, left_out=state.left_out + 1)
         what = _describe(report)
         case = state.case
@@ -156,15 +160,16 @@ class Guard:
             fresh = replace(state, grad_norms=(), losses=state.losses, case=None)
             reason = f"{what} Other samples come to the like and the loss is as before: that is the new level of norms."
             return Judgement("accept", reason, fresh)
-        if case.trial == "repeat" or (case.trial == "skip" and not goes_back):
-            if state.left_out >= self._spec.max_skipped_in_a_row:
-                return self._stop(f"{what} That were {state.left_out} attempts in a row", state)
+        is_patient = state.left_out < self._spec.max_skipped_in_a_row
+        if not is_patient and not goes_back:
+            return self._stop(f"{what} That were {state.left_out} attempts in a row", state)
+        if case.trial != "replay" and is_patient and (state.left_out <= 1 + _SKIPS or not goes_back):
             samples = f"samples {first_sample} to {self._last(first_sample)}"
             reason = f"{what} It is no fault of hardware that came and went: the run tries without {samples}."
             return Judgement("skip", reason, replace(state, case=replace(case, trial="skip")))
         return self._go_back(what, state, case, first_sample)
 
-    def _committed(self, report: StepReport, state: GuardState) -> Judgement:
+    def _committed(self, report: StepReport, state: GuardState, first_sample: int) -> Judgement:
         limits = self._bounds(state) if self._spec.on_spike == "warn" else NO_BOUNDS
         reason = "" if report.is_within(limits) else f"{_describe(replace(report, bounds=limits))} Training goes on."
         kept = history_of(self._spec)
@@ -181,7 +186,8 @@ class Guard:
         if case is not None and report.step >= case.step:
             # The first replay leaves nothing out: what it does not show again was no fault of the data.
             cause = "data" if case.trial == "skip" or case.replays > 1 else "hardware"
-            reason = _finding(case, cause, self._last(case.first_sample))
+            last = first_sample - 1 if case.trial == "skip" else self._last(case.first_sample)
+            reason = _finding(case, cause, last)
             state = replace(state, case=None)
         return Judgement("commit", reason, state, cause)
 

@@ -67,8 +67,9 @@ class Mender:
                 assert case is not None
                 digests = self.replicas.digests()
                 self._tell(judgement, before.step, samples)
-                self._evidence = Evidence(before.step, (), digests, {})
-                tried = (case.first_sample, case.first_sample + self.run.sequences_per_step)
+                # Later replays read other samples: that they come to other weights says nothing.
+                self._evidence = Evidence(before.step, (), digests, {}) if case.replays == 0 else None
+                tried = (case.first_sample, first)
                 return self._return(judgement, again.reading_again(tried) if case.trial == "skip" else again)
         self._tell(judgement, before.step, samples)
         return again.passing_over(samples) if judgement.verdict == "skip" else again
