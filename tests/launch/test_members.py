@@ -22,6 +22,7 @@ from triax.launch.members import (
     View,
     choose,
     decide,
+    is_whole,
 )
 
 TICK_S = 0.25
@@ -115,6 +116,7 @@ class Server:
     began_s: float = 0.0
     wrote_s: float = 0.0
     saw_it_train: bool = False
+    torn_seen_s: float | None = None
     ended_seen_s: float | None = None
     seen: dict[str, tuple[Beat, float, bool]] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
@@ -232,7 +234,13 @@ class World:
         elif me.ended_seen_s is None:
             me.ended_seen_s = self.now
         for_s = 0.0 if me.ended_seen_s is None else self.now - me.ended_seen_s
-        return View(me.name, known, self.lease, generation, me.saw_it_train, self.now - me.began_s, for_s)
+        waited_s = self.now - me.began_s
+        view = View(me.name, known, self.lease, generation, me.saw_it_train, waited_s, ended_for_s=for_s)
+        if generation is None or is_whole(generation.members, view.alive(self.rules)):
+            me.torn_seen_s = None
+        elif me.torn_seen_s is None:
+            me.torn_seen_s = self.now
+        return replace(view, torn_for_s=0.0 if me.torn_seen_s is None else self.now - me.torn_seen_s)
 
     def act(self, me: Server) -> None:
         decision = decide(self.view(me), self.rules)
@@ -328,6 +336,18 @@ def test_either_of_two_may_be_lost_and_come_back(lost: str) -> None:
     world.run(10)
     (grown,) = world.going_on()
     assert (len(grown.members), grown.reason) == (2, "grown")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cut_that_is_seen_bit_by_bit_leaves_the_right_part(seed: int) -> None:
+    """Servers miss the one that is cut off one after the other; the wrong two never begin, while half of it is seen."""
+    world = World("abc", 1, seed)
+    world.run(8)
+    world.cut = {frozenset("ab"), frozenset("ac")}
+    world.run(LOST_AFTER_S + 8)
+    assert [[m.server for m in g.members] for g in world.going_on()] == [["b", "c"]]
+    begun = {"".join(m.server for m in g.members) for g in world.all.values()}
+    assert begun == {"abc", "bc"}
 
 
 @pytest.mark.parametrize("is_careful", [True, False])

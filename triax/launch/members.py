@@ -18,8 +18,8 @@ itself."""
 _ENDED: Final = ("stopped", "failed", "over")
 
 _SETTLED_AFTER_S: Final = 2.0
-"""For how long members may tell of the failure that ended the ranks of one, so that the cause is known and not only its
-echo."""
+"""For how long servers may say what they have seen, before it is decided by: they ask each other once a second, and the
+first that tells of a failure may know its echo alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +124,8 @@ class View:
     """Whether this agent has seen a member of the generation alive: else it is left from an earlier start."""
     waited_s: float = 0.0
     """How long this agent has waited for the first generation."""
+    torn_for_s: float = 0.0
+    """How long ago this agent saw that members of the generation are gone, or do not see each other; 0: all do."""
     ended_for_s: float = 0.0
     """How long ago this agent saw the first member whose ranks have ended; 0: none has."""
 
@@ -193,7 +195,9 @@ def _decide_as_holder(view: View, rules: Rules, alive: Mapping[str, Beat], fence
         return Begin(number, fence, chosen, "start") if is_enough and is_time else None
     if not members:
         return Begin(number, fence, chosen, "lost") if is_enough else None
-    if len(here) < len(members) or not _all_see(here, alive):
+    if not is_whole(members, alive):
+        if view.torn_for_s < _SETTLED_AFTER_S:
+            return None  # servers miss others one after the other, and half of it might choose the wrong part
         return Begin(number, fence, chosen if is_enough else (), "lost" if is_enough else "too few")
     ended = {name for name in here if alive[name].generation == number - 1 and alive[name].state in _ENDED}
     if not ended:
@@ -208,6 +212,12 @@ def _decide_as_holder(view: View, rules: Rules, alive: Mapping[str, Beat], fence
     if "failed" in states:
         return Begin(number, fence, chosen, "failed")
     return Begin(number, fence, chosen, "grown" if len(chosen) > len(here) else "stopped")
+
+
+def is_whole(members: Sequence[Member], alive: Mapping[str, Beat]) -> bool:
+    """Return whether all ``members`` are there, as they were when their generation began, and see each other."""
+    names = [m.server for m in members if m.server in alive and alive[m.server].start == m.start]
+    return len(names) == len(members) and _all_see(names, alive)
 
 
 def choose(alive: Mapping[str, Beat], rules: Rules, before: Iterable[str]) -> tuple[str, ...]:

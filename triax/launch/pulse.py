@@ -28,6 +28,7 @@ from triax.launch.members import (
     TakeLease,
     View,
     decide,
+    is_whole,
 )
 
 EVERY_S: Final = 0.5
@@ -61,6 +62,7 @@ class _Memory:
     began_s: float
     watched: dict[str, _Watched] = field(default_factory=dict)
     saw_it_train: bool = False
+    torn_seen_s: float | None = None
     ended_seen_s: float | None = None
     old_over: int | None = None
     """End of an earlier start of the run, which is none of this one."""
@@ -189,10 +191,15 @@ class Pulse:
         known = {name: Known(w.beat, now_s - w.changed_s, w.has_changed) for name, w in memory.watched.items()}
         known[me.server] = Known(me, now_s - self._wrote_s)
         ended_for_s = 0.0 if memory.ended_seen_s is None else now_s - memory.ended_seen_s
-        return View(
+        view = View(
             me.server, known, self._board.newest_lease(), self._heard.generation, memory.saw_it_train,
-            now_s - memory.began_s, ended_for_s,
+            now_s - memory.began_s, ended_for_s=ended_for_s,
         )  # fmt: skip
+        if view.generation is None or is_whole(view.generation.members, view.alive(self._rules)):
+            memory.torn_seen_s = None
+        elif memory.torn_seen_s is None:
+            memory.torn_seen_s = now_s
+        return replace(view, torn_for_s=0.0 if memory.torn_seen_s is None else now_s - memory.torn_seen_s)
 
     def _act(self) -> None:
         if self._heard.over is not None:
