@@ -36,7 +36,7 @@ def test_the_best_is_that_of_brute_force(case: Case) -> None:
     every = all_layouts(case)
     fits = every.take(case.memory(every).fits)
     step_s = case.time(fits).step_s
-    ranking = search(case, most_slots=0)
+    ranking = search(replace(case, engine=replace(case.engine, context_doubt=0.0)), most_slots=0)
     assert isinstance(ranking, Ranking)
     assert ranking.step_s.min() == step_s.min()
     assert ranking.step_s[0] <= step_s.min() * (1 + case.tie)
@@ -73,7 +73,8 @@ def test_what_fits_nowhere_says_how_near_it_came() -> None:
 
 
 def test_what_nobody_can_cut_has_no_answer() -> None:
-    assert search(case_of("llama-3.1-8b", "37x1xh100", 64)) is None  # a prime above the 32 layers
+    # A prime above the 32 layers, that only sequences of any length could be cut by.
+    assert search(case_of("llama-3.1-8b", "37x1xh100", 64), Fixed({"cp": 1})) is None
 
 
 def test_decisions_are_kept() -> None:
@@ -117,6 +118,27 @@ def test_a_shape_that_cannot_fit_has_no_variant_that_does(engine_name: str) -> N
 def on_card(case: Case, usable_bytes: float) -> Case:
     card = replace(case.machine.card, memory_bytes=int(usable_bytes))
     return replace(case, machine=replace(case.machine, card=card))
+
+
+@pytest.mark.parametrize(("seq_len", "sequences", "cuts"), [(4096, 1024, False), (65536, 64, True)])
+def test_sequences_are_cut_where_that_gains_more_than_the_doubt_about_it(
+    seq_len: int, sequences: int, cuts: bool
+) -> None:
+    """What attention to cut sequences takes is predicted from bytes, and nobody measured it."""
+    case = case_of("llama-3.1-8b", "2x8xh100", sequences, seq_len=seq_len)
+    ranking = found(case)
+    assert bool(ranking.candidates.cp[0] > 1) == cuts
+    trusting = found(replace(case, engine=replace(case.engine, context_doubt=0.0)))
+    whole = found(case, Fixed({"cp": 1}))
+    assert trusting.step_s[0] <= ranking.step_s[0] <= trusting.step_s[0] * (1 + case.engine.context_doubt)
+    assert cuts == bool(whole.step_s[0] > trusting.step_s[0] * (1 + case.engine.context_doubt))
+    assert ranking.considered == trusting.considered
+
+
+def test_a_70b_on_servers_of_eight_is_cut_along_tp_and_not_along_its_short_sequences() -> None:
+    chosen = found(case_of("llama-2-70b", "8x8xh100", 1024)).candidates
+    assert 1 < chosen.tp[0] <= 8
+    assert chosen.cp[0] == 1
 
 
 def test_tensor_parallel_stays_in_the_server_for_a_70b_on_servers_of_eight() -> None:

@@ -30,6 +30,8 @@ class Engine:
     recipes: tuple[Recipe, ...]
     axes: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
     """Axes that it can cut."""
+    context_doubt: float = 0.0
+    """By which part the time of a layout with cp may be further off than that of others: nobody measured one."""
 
     # Memory. The moments and the master copy are the optimizer's business, see ``triax.plan.memory``.
     holds_low_precision_weights: bool = True
@@ -124,6 +126,7 @@ _TRIAX: Final = Engine(
     name="triax",
     family="triax",
     recipes=("fp32", "fp64", "bf16"),
+    context_doubt=0.10,  # assumed; as of a card that nobody measured
     holds_low_precision_weights=False,
     zero1_keeps_grads_whole=True,
     loss="chunked",

@@ -55,6 +55,10 @@ class Fixed:
 
     columns: Mapping[str, int] = field(default_factory=dict)
 
+    def with_(self, name: str, value: int) -> "Fixed":
+        """Return the same with ``name`` at ``value`` where the user has not decided it."""
+        return Fixed({name: value, **self.columns})
+
     def among(self, name: str, values: Sequence[int]) -> Sequence[int]:
         """Return ``values``, or the one that was decided."""
         return (self.columns[name],) if name in self.columns else values

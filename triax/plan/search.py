@@ -69,8 +69,19 @@ def search(
 ) -> Ranking | Misfit | None:
     """Return the ``kept`` best layouts of ``case``; a Misfit where none fits, None where none is legal.
 
-    Pipelines of the first ones are walked, up to ``most_slots`` forwards and backwards, and ordered again.
+    Pipelines of the first ones are walked, up to ``most_slots`` forwards and backwards, and ordered again. Where nobody
+    measured what cutting sequences costs, it must gain more than the doubt about it.
     """
+    found = _search(case, fixed or Fixed(), kept, most_slots)
+    if not isinstance(found, Ranking) or found.candidates.cp[0] == 1 or not case.engine.context_doubt:
+        return found
+    whole = _search(case, (fixed or Fixed()).with_("cp", 1), kept, most_slots)
+    if not isinstance(whole, Ranking) or whole.step_s[0] > found.step_s[0] * (1 + case.engine.context_doubt):
+        return found
+    return replace(whole, considered=found.considered, priced=found.priced + whole.priced)
+
+
+def _search(case: Case, fixed: Fixed, kept: int, most_slots: int) -> Ranking | Misfit | None:
     shaped = shapes(case, fixed)
     if not len(shaped):
         return None
