@@ -117,7 +117,7 @@ def triax_steps(run: Run, layout: Layout, process: Process, batches: Batches, fo
     parts.optimizer.copy_tied()
     plan = make_plan(run, Cluster(cards_per_server=process.world_size), layout)
     reporter = Reporter(plan, RunFolder(folder), process, run.data.seq_len / 2, quiet=True)
-    guard = Guard(run.guard, run.model)
+    guard = Guard(run.guard, run.model, run.sequences_per_step)
     steps = iter(range(10**6))
 
     def step() -> float:

@@ -190,7 +190,7 @@ def test_a_fault_in_the_code_is_an_outcome_too(tmp_path: Path, monkeypatch: pyte
         patch.setattr(save, "commit", lambda *_: 1 // 0)
         assert "ZeroDivisionError" in save_now(writer, 2).reason
     with monkeypatch.context() as patch:
-        patch.setattr(part.Part, "snapshot", lambda *_: torch.empty(2**62))
+        patch.setattr(part.Part, "copy", lambda *_, **__: torch.empty(2**62))
         assert "host memory" in save_now(writer, 2).reason
     assert newest(tmp_path) == (1, [])
 

@@ -1,8 +1,10 @@
 """Does a checkpoint of any layout load in any other, bit for bit, and say clearly when it does not fit?"""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tests.checkpoint import toy_state
 from tests.harness.ranks import run_ranks
 from triax.checkpoint.format import Checkpoint
 from triax.checkpoint.load import load
+from triax.checkpoint.part import Part
 from triax.checkpoint.save import CheckpointWriter
 from triax.checkpoint.verify import find_checkpoints, newest_verified, read_checkpoint, verified
 from triax.errors import BadInput
@@ -106,6 +109,31 @@ def test_state_changed_after_save_returned_is_not_in_the_checkpoint(tmp_path: Pa
         load(checkpoint, got)
         assert torch.equal(got["w"], weight - 1)
         assert checkpoint.manifest.extra == {"skipped": [1, *range(1, step)]}
+
+
+def test_a_state_copied_beside_a_step_is_that_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Part.copy
+
+    def slowly(*args: Any, **kwargs: Any) -> None:
+        time.sleep(0.3)
+        copy(*args, **kwargs)
+
+    monkeypatch.setattr(Part, "copy", slowly)
+    writer = CheckpointWriter(tmp_path, run="toy")
+    weight = torch.arange(1 << 10)
+    began_s = time.monotonic()
+    assert writer.save(1, {"w": weight}, {}, beside=True).outcome is None
+    assert time.monotonic() - began_s < 0.25
+    writer.wait_until_copied()
+    assert time.monotonic() - began_s > 0.25
+    weight += 1
+    outcome = writer.finish()
+    assert outcome is not None
+    assert outcome.ok
+    assert outcome.stall_seconds > 0.2  # what the update waited for counts
+    got = {"w": torch.zeros(1 << 10, dtype=torch.int64)}
+    load(read_checkpoint(tmp_path / "step-00000001"), got)
+    assert torch.equal(got["w"], weight - 1)
 
 
 def test_poll_tells_once_and_a_second_save_waits_for_the_first(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ def test_stopped_killed_and_gone_on(folder: Path, reference: tuple[Told, Path]) 
     os.kill(workers_of(killed)[1], signal.SIGKILL)
     told = ended(killed)
     assert told.code == 1
-    assert told.sentence.startswith("rank 1 (dp_replicate=1) was killed by SIGKILL during step ")
+    # Where it is killed is left to chance: most often in a step, sometimes while it copies its state for a save.
+    said = told.sentence
+    assert re.match(r"rank 1 \(dp_replicate=1\) was killed by SIGKILL during (step |saving)", said), said
 
     # Also where nobody listens: what is closed here must not be taken for an output by a rank.
     told = ended(started(shell("triax train run.toml --ranks 2 --run-dir interrupted >&- 2>&-"), folder))

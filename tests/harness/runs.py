@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.harness.faults import Fault
 from tests.harness.ranks import RanksFailed, run_ranks
 from triax.checkpoint.load import load
 from triax.checkpoint.verify import newest_verified
@@ -44,8 +46,11 @@ class Told:
     message: str = ""
 
 
-def train_as_forked_rank(rank: int, world: int, run: Run, layout: Layout, folder: str, killed_at: int | None) -> Told:
-    """Train as a rank of the harness's process group; die without a word when step ``killed_at`` begins."""
+def train_as_forked_rank(
+    rank: int, world: int, run: Run, layout: Layout, folder: str, killed_at: int | None, faults: Sequence[Fault] = ()
+) -> Told:
+    """Train as a rank of the harness's process group, with ``faults``; die without a word when step ``killed_at``
+    begins."""
     take = Stepper.take
 
     def take_or_die(self: Stepper, step: int, *args: Any, **kwargs: Any) -> Any:
@@ -54,6 +59,8 @@ def train_as_forked_rank(rank: int, world: int, run: Run, layout: Layout, folder
         return take(self, step, *args, **kwargs)
 
     Stepper.take = take_or_die  # type: ignore[method-assign]
+    for fault in faults:
+        fault(rank)
     plan = make_plan(run, Cluster(cards_per_server=world, peak_flops=1e12), layout)
     process = Process(rank, world, rank, world, torch.device("cpu"))
     try:
@@ -64,12 +71,13 @@ def train_as_forked_rank(rank: int, world: int, run: Run, layout: Layout, folder
 
 
 def start(
-    run: Run, layout: Layout, folder: Path, *, killed_at: int | None = None, timeout_s: float = 120.0
-) -> list[Told]:
+    run: Run, layout: Layout, folder: Path, *, killed_at: int | None = None, timeout_s: float = 120.0,
+    faults: Sequence[Fault] = (),
+) -> list[Told]:  # fmt: skip
     """Start ``run`` in ``folder``, or go on with it; return how it ended on each rank."""
     prepare_tokens(run)
     try:
-        arguments = (run, layout, str(folder), killed_at)
+        arguments = (run, layout, str(folder), killed_at, faults)
         return run_ranks(train_as_forked_rank, layout.world_size, *arguments, timeout_s=timeout_s)
     except RanksFailed:
         if killed_at is None:

@@ -57,12 +57,13 @@ def test_a_step_that_few_ranks_could_share_is_moved_to_one_that_many_can() -> No
 
 
 def test_what_triax_does_not_train_is_planned_for_another_framework() -> None:
-    question = ask(Wish("mixtral-8x7b"))
+    assert ask(Wish("mixtral-8x7b")).case.engine.name == "triax"
+    question = ask(Wish("deepseek-v2-lite"))
     assert question.case.engine.name == "megatron"
     assert any("triax does not train this" in each for each in question.assumed)
     assert ask(Wish("llama-3.1-8b", precision="fp8")).case.engine.name == "megatron"
-    with pytest.raises(BadInput, match="triax does not train mixtral-8x7b"):
-        ask(Wish("mixtral-8x7b", engine="triax"))
+    with pytest.raises(BadInput, match="triax does not train deepseek-v2-lite"):
+        ask(Wish("deepseek-v2-lite", engine="triax"))
     with pytest.raises(BadInput, match="triax does not train in fp8"):
         ask(Wish("llama-3.1-8b", engine="triax", precision="fp8"))
 

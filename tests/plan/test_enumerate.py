@@ -1,7 +1,5 @@
 """Are all legal layouts enumerated, and none that would be refused?"""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,8 +10,9 @@ from tests.plan.cases import TOY, case_of, run_of, toy_case
 from triax.plan.candidates import CP_METHODS, ORDERS, SCHEDULE_NAMES, Candidates
 from triax.plan.enumerate import Fixed, all_layouts, count_layouts, shapes, variants
 from triax.plan.legal import legal_mask
+from triax.plan.search import Ranking, search
 from triax.spec.check import check
-from triax.spec.cluster import Cluster
+from triax.spec.cluster import Cluster, parse_cluster
 from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 
@@ -82,7 +81,6 @@ def test_none_is_enumerated_twice_and_the_count_is_right(cards: int, sequences: 
 def test_nothing_plain_is_missing(model: ModelSpec) -> None:
     """Every legal layout of four ranks with plain schedules and the default order is there."""
     case = toy_case("1x4xh100", 8, model=model)
-    case = replace(case, engine=replace(case.engine, unpriced=()))
     found = all_layouts(case)
     there = {found.layout(index) for index in range(len(found))}
     run = run_of(model, 8, 64)
@@ -103,13 +101,38 @@ def test_nothing_plain_is_missing(model: ModelSpec) -> None:
     assert [layout for layout in legal if layout not in there] == []
 
 
-def test_axes_without_a_price_are_tried_where_they_are_decided() -> None:
+def test_context_and_experts_are_searched_over_each_way_once() -> None:
     case = toy_case("1x4xh100", 8, model=with_experts(TOY, num_experts=8))
     found = all_layouts(case)
-    assert set(found.cp) == set(found.ep) == {1}
+    assert (set(found.cp), set(found.ep)) == ({1, 2, 4}, {1, 2, 4})
+    assert set(found.cp_method[found.cp == 1]) == {0}
+    assert set(found.cp_method[found.cp == 2]) == set(range(len(CP_METHODS)))
     found = all_layouts(case, Fixed({"cp": 2, "ep": 4, "cp_method": CP_METHODS.index("ring")}))
     assert (set(found.cp), set(found.ep), set(found.zero)) == ({2}, {4}, {0, 1, 2, 3})
     assert found.layout(0).cp_method == "ring"
+
+
+@given(
+    st.sampled_from(MODELS), st.sampled_from(["1x4xh100", "2x4xcpu", "1x8xh100"]), st.sampled_from([8, 12, 16]),
+    LENGTHS, st.integers(0, 2**32 - 1),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_whatever_is_proposed_passes_check(
+    model: ModelSpec, cluster: str, sequences: int, seq_len: int, chance: int
+) -> None:
+    """Of all layouts some, and the one that is chosen."""
+    case = toy_case(cluster, sequences, seq_len, model=model)
+    found = all_layouts(case)
+    if not len(found):
+        return
+    said = parse_cluster(cluster)
+    run = run_of(model, sequences, seq_len)
+    some = np.random.default_rng(chance).integers(0, len(found), 20)
+    ranking = search(case, kept=8)
+    assert isinstance(ranking, Ranking)
+    layouts = [found.layout(int(index)) for index in some]
+    layouts += [ranking.candidates.layout(index) for index in range(len(ranking))]
+    assert [(layout, refusals) for layout in layouts if (refusals := check(layout, run, said))] == []
 
 
 def test_decided_columns_are_kept() -> None:

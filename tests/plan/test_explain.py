@@ -9,6 +9,7 @@ from tests.plan.cases import case_of
 from triax.plan.alternatives import ACROSS, one_row, others, refused
 from triax.plan.answer import Answer
 from triax.plan.ask import Wish, ask
+from triax.plan.enumerate import Fixed
 from triax.plan.explain import explain
 from triax.plan.search import Ranking, search
 from triax.plan.walk import walked
@@ -111,8 +112,8 @@ def test_first_tries_that_do_not_fit_say_what_is_too_big(seventy: Ranking) -> No
 
 
 def test_tensor_parallel_beyond_the_heads_is_refused_with_the_most_that_can_be() -> None:
-    ranking = ranked("llama-3.1-405b", "64x8xh100", 512)
-    assert ranking.candidates.tp[0] == 8
+    ranking = search(case_of("llama-3.1-405b", "64x8xh100", 512), Fixed({"tp": 8}))
+    assert isinstance(ranking, Ranking)
     assert "does not divide num_key_value_heads=8: at most tp=8" in [each.why for each in refused(ranking)][-1]
 
 

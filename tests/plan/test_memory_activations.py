@@ -139,6 +139,46 @@ def test_latent_attention_keeps_latents_before_and_after_their_norms_and_the_key
 
 @pytest.mark.slow  # it imports torch
 @pytest.mark.parametrize("compute", ["bf16", "fp32"])
+@pytest.mark.parametrize("settings", [{}, {"num_experts_per_tok": 3}, {"shared_expert_intermediate_size": 48}])
+def test_our_experts_keep_what_torch_saves_for_them(compute: str, settings: dict[str, int]) -> None:
+    """But for what does not grow with tokens: the router's matrix in fp32, counts of experts, scalars."""
+    import torch
+
+    from triax.nn.decoder import Layer
+    from triax.nn.rope import Rotation
+    from triax.spec.experts import ExpertSpec
+
+    experts = ExpertSpec(**({"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32} | settings))
+    model = ModelSpec(
+        hidden_size=64, intermediate_size=160, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=128, experts=experts,
+    )  # fmt: skip
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[compute]
+    torch.manual_seed(0)
+    layer = Layer(model, 0).to(dtype)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter.data, std=0.1)
+    x = torch.randn(B, S, 64, dtype=dtype, requires_grad=True)
+    rotations = {"global": Rotation.at(torch.arange(S).expand(B, S), None, model, "global", dtype)}
+    known = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in known:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x, rotations, None)
+    shared = 2 * 16 * 4 * S * B
+    measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) - shared
+    counted = kept(network_of(model), engine("triax"), Workload(B, S, precision(compute)))  # type: ignore[arg-type]
+    router = 8 * 64 * 4 if compute == "bf16" else 0
+    assert 0 <= measured - router - counted < 256
+
+
+@pytest.mark.slow  # it imports torch
+@pytest.mark.parametrize("compute", ["bf16", "fp32"])
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": "head"}, {"norm_placement": "both"}, {"norm_placement": "post"}])
 def test_our_layers_keep_what_torch_saves_for_them(compute: str, changes: dict[str, str]) -> None:
     """But for sines and cosines, which all layers share, and statistics of heads: four bytes a head and position."""

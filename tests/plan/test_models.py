@@ -69,7 +69,7 @@ def test_both_readers_count_the_same_where_both_can_read(name: str) -> None:
     config = config_of(spec, dtype="bfloat16")
     wide = network_from_sizes({**config, "attention_bias": False}, "test")
     biases = spec.num_hidden_layers * spec.attention_bias * (wide.query_width + wide.key_width + wide.value_width)
-    norms = spec.num_hidden_layers * 2 * spec.head_width * (spec.qk_norm == "head")
+    norms = spec.num_hidden_layers * 2 * spec.head_width * (spec.qk_norm == "head" and wide.qk_norm == "none")
     assert wide.parameters + biases + norms == network_of(spec).parameters
 
 
@@ -131,7 +131,7 @@ def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
 )
 def test_sizes_that_are_missing_or_nonsense_are_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
     config = {
-        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
+        "model_type": "phimoe", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
         "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config | change))

@@ -58,8 +58,15 @@ def whole() -> Said:
         "eval": {"every_steps": 4, "sequences": 8},
         "checkpoint": {
             "every_steps": 6, "keep": 2, "background": False, "failures_per_1000_server_days": 2.5,
+            "memory_every_steps": 3,
+            "upload": "memory://here",
         },
-        "guard": {"check_initial_loss": False, "initial_loss_tolerance": 0.1, "max_skipped_in_a_row": 3},
+        "guard": {
+            "check_initial_loss": False, "initial_loss_tolerance": 0.1, "on_spike": "skip", "window": 64,
+            "loss_threshold": 9.0, "grad_norm_threshold": 11.0, "max_skipped_in_a_row": 3, "max_rollbacks": 3,
+            "learning_rate_cut": 0.5, "hash_every_steps": 50, "alert_command": ["tell", "me"],
+            "alert_webhook": "https://example.org/alert",
+        },
         "recover": {
             "max_restarts": 3, "same_fault": 4, "backoff_s": 0.5, "max_backoff_s": 8.0, "lost_after_s": 5.0,
             "join_s": 9.0,

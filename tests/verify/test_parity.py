@@ -1,16 +1,19 @@
 """Does ``triax verify`` pass what is right, and find and name what is planted?"""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from tests.harness.commands import Said
 from triax.parallel.execute import LocalExecutor
 from triax.parallel.place import cut_into_stages
+from triax.parallel.tensor import LocalRouter, local
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,9 @@ def test_experts_on_other_ranks_pass_and_are_all_compared(layout: str, verify: C
     assert said.code == 0, said.err
     for name in ("gate.weight", "gate.e_score_correction_bias", "experts.down_proj", "shared_experts.up_proj.weight"):
         assert f"layers.1.mlp.{name} " in said.out
+    head, first = (line.split() for line in said.out.splitlines() if line.startswith(("experts of", "layers.1.mlp  1")))
+    assert (head, first[3]) == (["experts", "of", "step", "choices", "fell", "otherwise"], "0")
+    assert re.search(r"None of [0-9,]+ choices of experts fell otherwise\.", said.out.splitlines()[-1])
 
 
 def test_json_has_every_comparison(verify: Callable[..., Said], tmp_path: Path) -> None:
@@ -83,6 +89,16 @@ def no_sum_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 def penalties_of_the_part_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tp rank counts the choices of its own part of a sequence alone."""
     monkeypatch.setattr("triax.parallel.expert.SplitBalance.over_parts", lambda self, counts: counts)
+
+
+def router_of_two_minds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two experts change places before the router of a tp rank, and nowhere else."""
+
+    def swapped(self: LocalRouter) -> Tensor:
+        weight = local(self.weight)
+        return torch.cat((weight[1:2], weight[:1], weight[2:]))
+
+    monkeypatch.setattr(LocalRouter, "matrix", swapped)
 
 
 def no_sum_in_backward_of_gather(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +200,7 @@ def test_a_planted_fault_is_found_and_named(
     [
         (no_sum_of_experts, "mlp.experts.down_proj is the first that differs"),
         (penalties_of_the_part_of_a_sequence, "the gradient of layers."),
+        (router_of_two_minds, "the choice of experts of layers.1.mlp in step 1 is the first that differs"),
     ],
     ids=lambda plant: getattr(plant, "__name__", ""),
 )

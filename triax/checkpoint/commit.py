@@ -88,29 +88,37 @@ def _delivered(ticket: Ticket, rank: int) -> FileEntry | None:
     return file if is_there else None
 
 
+def manifest_of(
+    step: int, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry]
+) -> bytes:
+    """Return the manifest of a state as it is written. Raises BadInput where it is too long to be read again."""
+    return write_manifest(
+        Manifest(
+            step=step,
+            run=run,
+            extra=extra,
+            versions={
+                "triax": __version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "safetensors": safetensors.__version__,
+                "numpy": numpy.__version__,
+            },
+            files=tuple(files),
+            tensors=tensors,
+        )
+    )
+
+
 def commit(
     ticket: Ticket, run: str, extra: dict[str, Any], tensors: dict[str, TensorEntry], files: Sequence[FileEntry],
     permit: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     """Write the manifest: with its last rename the folder is a checkpoint. Raises OSError, and what ``permit`` does."""
-    manifest = Manifest(
-        step=ticket.step,
-        run=run,
-        extra=extra,
-        versions={
-            "triax": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "safetensors": safetensors.__version__,
-            "numpy": numpy.__version__,
-        },
-        files=tuple(files),
-        tensors=tensors,
-    )
+    text = manifest_of(ticket.step, run, extra, tensors, files)
     # What the manifest counts on is on the disk before it. Shards and their names were brought there by their writers.
     sync_file(ticket.folder / MARKER)
     sync_folder(ticket.folder.parent)
-    text = write_manifest(manifest)
     permit()
     write_atomically(ticket.folder / MANIFEST, text)
     # Older checkpoints may go after this. A network file system that loses a rename must not cost all of them.

@@ -46,18 +46,14 @@ class Part:
         """Size of the file; 0 if this rank has nothing to write, and then there is no file."""
         return len(self._header) + self._data_bytes if self._places else 0
 
-    def snapshot(self, slices: Mapping[str, Sequence[Slice]]) -> None:
-        """Copy this rank's blocks to host memory; the tensors may change as soon as this returns."""
-        on_cuda = any(piece.local.is_cuda for of_tensor in slices.values() for piece in of_tensor)
+    def copy(self, slices: Mapping[str, Sequence[Slice]], *, is_pinned: bool) -> None:
+        """Copy this rank's blocks to host memory, pinned if a card does it: then the copies are only enqueued."""
         if self._host is None:
-            # Pinned memory lets the card copy to it by itself.
-            self._host = torch.empty(self._data_bytes, dtype=torch.uint8, pin_memory=on_cuda)
+            self._host = torch.empty(self._data_bytes, dtype=torch.uint8, pin_memory=is_pinned)
         for block, begin, end in self._places:
             source = _view(slices[block.name], block.box)
             target = self._host[begin:end].view(DTYPES[block.dtype]).view(source.shape)
             target.copy_(source, non_blocking=source.is_cuda)
-        if on_cuda:
-            torch.cuda.synchronize()
 
     def write(self, folder: Path, is_cancelled: Callable[[], bool]) -> FileEntry | None:
         """Write the snapshot; return size and checksum of the file once it is on the disk, None if there is none.
@@ -66,10 +62,11 @@ class Part:
         """
         if not self._places:
             return None
-        num_bytes, sha256 = write_new(folder / self.file_name, self._stream(), is_cancelled)
+        num_bytes, sha256 = write_new(folder / self.file_name, self.stream(), is_cancelled)
         return FileEntry(name=self.file_name, bytes=num_bytes, sha256=sha256)
 
-    def _stream(self) -> Iterator[memoryview]:
+    def stream(self) -> Iterator[memoryview]:
+        """Yield the bytes of the file, as the newest snapshot has them."""
         assert self._host is not None
         yield memoryview(self._header)
         yield self._host.numpy().data

@@ -15,9 +15,11 @@ from torch.distributed import ProcessGroup
 
 from triax.checkpoint.agree import Ranks
 from triax.checkpoint.commit import NeverAppeared, Ticket, collect, commit, deliver, tidy
+from triax.checkpoint.copying import Copying
 from triax.checkpoint.disk import Cancelled, free_bytes, make_folders, sentence
 from triax.checkpoint.division import Division
 from triax.checkpoint.format import folder_name
+from triax.checkpoint.history import begin_history
 from triax.checkpoint.patience import Asker
 from triax.checkpoint.retain import begin_folder, remove, remove_after, remove_unfinished
 from triax.errors import BadInput, Superseded, TriaxError
@@ -59,6 +61,7 @@ class _Saving:
     ticket: Ticket
     extra: dict[str, Any]
     began_s: float
+    copying: Copying
     stall_s: float = 0.0
     ended_s: float = 0.0
     thread: threading.Thread | None = None
@@ -96,6 +99,8 @@ class CheckpointWriter:
         self._division = Division(self._ranks)
         self._saving: _Saving | None = None
         self._disk = Asker()
+        self.history = ""
+        """Name of the history that states in memory belong to; empty where ``begin_history`` was not called."""
         problems = []
         if self._ranks.rank == 0:
             try:
@@ -108,13 +113,20 @@ class CheckpointWriter:
             raise BadInput(problems[0])
 
     def save(
-        self, step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], wait: bool = False
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        extra: Mapping[str, Any],
+        wait: bool = False,
+        *,
+        beside: bool = False,
     ) -> SaveHandle:
         """Begin to save ``tensors`` and rank 0's ``extra`` (JSON values) as the checkpoint of ``step``.
 
-        Returns once the state is copied to host memory; a thread writes it. If the save before this one is still being
-        written, waits for it, and skips this one after ``patience_s``; the one after that skips at once. With ``wait``
-        the outcome is on the handle.
+        Returns once the state is copied to host memory; a thread writes it. With ``beside`` the thread copies it, too:
+        the tensors must not change before ``wait_until_copied`` has returned. If the save before this one is still
+        being written, waits for it, and skips this one after ``patience_s``; the one after that skips at once. With
+        ``wait`` the outcome is on the handle.
 
         A disk that is full, slow or broken is an outcome, never an exception. Raises BadInput, on every rank, only for
         tensors that no disk could take: a placement local_slices refuses, or ranks that do not hold a tensor once and
@@ -133,15 +145,12 @@ class CheckpointWriter:
         if "reason" in begun:
             return self._not_begun(step, began_s, begun["reason"], previous)
         ticket = Ticket(step, self._folder / begun["folder"], begun["token"])
-        self._saving = saving = _Saving(ticket, begun["extra"], began_s)
-        try:
-            self._division.part.snapshot(slices)
-        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when host memory or the card fails
-            saving.failure = f"rank {self._ranks.rank} could not copy its state to host memory: {error}"
-            saving.ended_s = time.monotonic()
-        else:
-            saving.thread = threading.Thread(target=self._write, args=(saving,), name=f"save-{step}", daemon=True)
-            saving.thread.start()
+        copying = Copying(self._division.part, slices)
+        self._saving = saving = _Saving(ticket, begun["extra"], began_s, copying)
+        saving.thread = threading.Thread(target=self._copy_and_write, args=(saving,), name=f"save-{step}", daemon=True)
+        saving.thread.start()
+        if not beside:
+            copying.wait()
         saving.stall_s = time.monotonic() - began_s
         return SaveHandle(step, saving.stall_s, self.finish() if wait else None, previous)
 
@@ -175,10 +184,32 @@ class CheckpointWriter:
             wait_s = min(2 * wait_s, 0.1)
         return None
 
+    def wait_until_copied(self) -> None:
+        """Return when the state that is being saved may be changed. A rank may call this alone."""
+        if self._saving is not None:
+            began_s = time.monotonic()
+            self._saving.copying.wait()
+            self._saving.stall_s += time.monotonic() - began_s
+
     @property
     def step_in_flight(self) -> int | None:
         """The step of the save whose outcome is not known yet; None where there is none."""
         return None if self._saving is None else self._saving.ticket.step
+
+    def begin_history(self, step: int) -> str:
+        """Begin the history of a run that goes on from ``step``, and return why that could not be, empty if it was.
+
+        Its name is ``history`` from now on, empty where it could not be.
+        """
+        said = {"name": "", "reason": ""}
+        if self._ranks.rank == 0:
+            try:
+                said["name"] = self._disk.ask(lambda: begin_history(self._folder, step), self._patience_s).name
+            except OSError as error:
+                said["reason"] = f"the history of the run could not be written: {sentence(error)}"
+        said = self._ranks.broadcast(said)
+        self.history = said["name"]
+        return str(said["reason"])
 
     def discard_after(self, step: int) -> str:
         """Remove this run's checkpoints later than ``step``, because training has gone back to it; see remove_after.
@@ -186,8 +217,8 @@ class CheckpointWriter:
         No save may be in flight. Returns why it could not be done, empty if it was.
         """
         assert self._saving is None, "finish() the save in flight first"
-        reason = ""
-        if self._ranks.rank == 0:
+        reason = self.begin_history(step) if self.history else ""
+        if self._ranks.rank == 0 and not reason:
             try:
                 self._disk.ask(lambda: remove_after(self._folder, self._run, step), self._patience_s)
             except OSError as error:
@@ -227,6 +258,15 @@ class CheckpointWriter:
         (stall_us,) = self._ranks.maxima(int(1e6 * (time.monotonic() - began_s)))
         stall_s = stall_us / 1e6
         return SaveHandle(step, stall_s, SaveOutcome(step, False, stall_s, stall_s, 0, reason), previous)
+
+    def _copy_and_write(self, saving: _Saving) -> None:
+        try:
+            saving.copying.run()
+        except (MemoryError, RuntimeError) as error:  # torch says RuntimeError when host memory or the card fails
+            saving.failure = f"rank {self._ranks.rank} could not copy its state to host memory: {error}"
+            saving.ended_s = time.monotonic()
+        else:
+            self._write(saving)
 
     def _write(self, saving: _Saving) -> None:
         """On the writing thread: bring this rank's part to the disk, and on rank 0 the checkpoint to its commit."""

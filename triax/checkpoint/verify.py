@@ -107,8 +107,12 @@ def verified(folder: Path, group: ProcessGroup | None = None) -> Checkpoint:
     return checkpoint
 
 
-def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Checkpoint | None, list[str]]:
+def newest_verified(
+    folder: Path, group: ProcessGroup | None = None, at_most: int | None = None
+) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint in ``folder`` that ``verified`` vouches for, and why newer ones were passed over.
+
+    ``at_most``: the latest step that it may be of; later ones are as if they were not there.
 
     None where there is none, with the reason for each that is damaged. A save that was interrupted left no checkpoint:
     it is named among the reasons if there is an older checkpoint, but does not by itself make an empty folder suspect.
@@ -116,7 +120,7 @@ def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Ch
     """
     ranks = Ranks.of(group)
     passed_over, damaged = [], []
-    for name, is_complete in _candidates(folder, ranks):
+    for name, is_complete in _candidates(folder, ranks, at_most):
         if not is_complete:
             passed_over.append(f"{folder / name} is not finished: the save that wrote it was interrupted.")
             continue
@@ -128,7 +132,16 @@ def newest_verified(folder: Path, group: ProcessGroup | None = None) -> tuple[Ch
     return None, damaged
 
 
-def _candidates(folder: Path, ranks: Ranks) -> list[tuple[str, bool]]:
+def newest_step(folder: Path, group: ProcessGroup | None = None) -> int:
+    """Return the step of the newest checkpoint in ``folder`` by its name, whether or not it can be trusted; else 0.
+
+    The same on every rank of ``group``. Raises BadInput if the folder cannot be listed.
+    """
+    names = [name for name, is_complete in _candidates(folder, Ranks.of(group), at_most=None) if is_complete]
+    return max((step for name in names if (parsed := parse_folder_name(name)) for step in parsed[:1]), default=0)
+
+
+def _candidates(folder: Path, ranks: Ranks, at_most: int | None) -> list[tuple[str, bool]]:
     """Return names of checkpoint folders, newest first, and whether each is complete, as rank 0 sees them."""
     problems: list[str] = []
     found: list[Found] = []
@@ -139,5 +152,7 @@ def _candidates(folder: Path, ranks: Ranks) -> list[tuple[str, bool]]:
             problems.append(str(error))
     if problems := ranks.union(problems):
         raise BadInput(problems[0])
-    seen = ranks.broadcast([(one.folder.name, one.is_complete) for one in found])
+    seen = ranks.broadcast(
+        [(one.folder.name, one.is_complete) for one in found if at_most is None or one.step <= at_most]
+    )
     return [(name, is_complete) for name, is_complete in seen]

@@ -169,6 +169,11 @@ def _show(findings: "Sequence[Finding]", console: "Console") -> None:
         console, ("step", "loss", "norm"),
         [(str(step), *(_cell(findings, kind, "", step) for kind in ("loss", "norm"))) for step in steps],
     )  # fmt: skip
+    routes = [f for f in findings if f.kind == "routes"]
+    _print_table(
+        console, ("experts of", "step", "choices", "fell otherwise"),
+        [(f.name, str(f.step), f"{f.choices:,}", f"{f.flips:,}") for f in routes],
+    )  # fmt: skip
     modules = [f.name for f in findings if f.kind == "output"]
     _print_table(console, ("forward of", "output"), [(name, _cell(findings, "output", name)) for name in modules])
     weights = dict.fromkeys(f.name for f in findings if f.kind == "initial")
@@ -227,10 +232,12 @@ def _agreement(asked: "Layout", precision: str, steps: int, compared: "Sequence[
     findings = [finding for of_case in compared for finding in of_case]
     worst = max(findings, key=lambda finding: finding.difference / finding.allowed if finding.allowed else 0.0)
     equal = sum(finding.verdict == "equal" for finding in findings)
+    choices = sum(finding.choices for finding in findings)
+    routes = f" None of {choices:,} choices of experts fell otherwise." if choices else ""
     return (
         f"{asked.describe()} trains as one process does: {_counted(steps, 'step')} in {precision}, {len(findings)} "
         f"comparisons, {equal} equal to the last bit and the others but for rounding; the largest is {worst.what()}, "
-        f"{worst.difference:.1e} where {worst.allowed:.0e} is allowed."
+        f"{worst.difference:.1e} where {worst.allowed:.0e} is allowed.{routes}"
     )
 
 

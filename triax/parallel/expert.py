@@ -201,8 +201,8 @@ class ExpertLoad:
                 seen[row] = self._here[layer].balance.take(self._device)
         return seen.flatten()
 
-    def move_biases(self, seen: Tensor, is_finite: Tensor) -> None:
-        """Move the selection biases of this rank's layers by what all ranks saw, unless ``is_finite`` is false.
+    def move_biases(self, seen: Tensor, stands: Tensor) -> None:
+        """Move the selection biases of this rank's layers by what all ranks saw, unless ``stands`` is false.
 
         By ``router_bias_update_speed``, up where an expert had fewer tokens than the mean (arXiv:2408.15664, algorithm
         1). All ranks have the same bits of ``seen``, so they stay equal.
@@ -214,5 +214,5 @@ class ExpertLoad:
             bias = self._here[layer].e_score_correction_bias if layer in self._here else None
             if bias is not None:
                 counts_E = row[:-2]
-                moved = (counts_E.mean() - counts_E).sign() * speed * is_finite
+                moved = (counts_E.mean() - counts_E).sign() * speed * stands
                 bias.data.add_(moved.to(bias.dtype))

@@ -79,7 +79,7 @@ def ask(wish: Wish) -> Question:
         )
     if framework.name == "triax" and model.spec is None:
         raise BadInput(
-            f"triax does not train {model.name} (experts, latent attention or learned positions): plan it for another "
+            f"triax does not train {model.name} (such as latent attention or learned positions): plan it for another "
             f"framework, such as --engine megatron."
         )
     case = Case(model.network, workload, made, framework)

@@ -248,7 +248,7 @@ class _Kinds:
         assert experts is not None
         local = np.maximum(experts.count / ep, 1.0)
         own = self.tokens / self.tp * etp
-        share = own * experts.per_token / local
+        share = own * experts.per_token / local * (1 + (self.engine.expert_load - 1) * (1 - 1 / ep))
         width = _full(self.tokens, experts.latent or network.hidden)
         inner = experts.ffn / etp
         up = inner * (2 if network.is_gated else 1)

@@ -30,8 +30,6 @@ class Engine:
     recipes: tuple[Recipe, ...]
     axes: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
     """Axes that it can cut."""
-    unpriced: tuple[str, ...] = ()
-    """Those among them whose cost was compared with no run of it: a search leaves them at 1 unless they are decided."""
 
     # Memory. The moments and the master copy are the optimizer's business, see ``triax.plan.memory``.
     holds_low_precision_weights: bool = True
@@ -64,6 +62,12 @@ class Engine:
     """Streams of the experts' products, each with scratch space of its own."""
     weights_expert_activations: bool = False
     """The router's weights multiply what enters an expert's second matrix; without a gate that is no fused kernel."""
+    weighs_expert_outputs: bool = False
+    """The router's weights multiply what comes back from experts, which is kept for that."""
+    sends_each_choice: bool = False
+    """A token is sent once for each of its experts, not once to each rank that has some of them."""
+    expert_load: float = 1.0
+    """Tokens of the busiest rank's experts over the mean, as times see it: 1 where published runs force a balance."""
     has_transformer_engine: bool = False
     """Its scratch space is there besides PyTorch's."""
     loss_bytes: float | None = None
@@ -120,11 +124,13 @@ _TRIAX: Final = Engine(
     name="triax",
     family="triax",
     recipes=("fp32", "fp64", "bf16"),
-    unpriced=("cp", "ep"),
     holds_low_precision_weights=False,
     zero1_keeps_grads_whole=True,
     loss="chunked",
     widens_norms=True,
+    weighs_expert_outputs=True,
+    sends_each_choice=True,
+    expert_load=1.3,  # as memory has it, ``triax.plan.memory.activations.IMBALANCE``
     allocator_overhead=1.08,
     norms="eager",
     op_host_s=8e-6,

@@ -27,8 +27,8 @@ _MOST_TOKENS: Final = 1 << 18
 _LARGEST_TP: Final = 64
 _SCHEDULES: Final = ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 """GPipe and LoopedBFS are left out: as long as 1F1B and its interleaved kind, and never smaller."""
-_CP_METHODS: Final = (CP_METHODS.index("all_gather"),)
-"""The one that any attention can do."""
+_CP_METHODS_OF: Final[Mapping[str, tuple[int, ...]]] = {"triax": tuple(range(len(CP_METHODS)))}
+"""By family of engines; others have one way, by whatever name."""
 _SCHEDULES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "triax": _SCHEDULES,
     "fsdp": _SCHEDULES,
@@ -67,16 +67,15 @@ def shapes(case: Case, fixed: Fixed | None = None) -> Candidates:
     engine, network = case.engine, case.network
     whole = divisors(cards)
 
-    proposed = set(engine.axes) - set(engine.unpriced)
-
     def degree(axis: str, most: int) -> Sequence[int]:
-        legal = whole if axis in proposed else [1]
+        legal = whole if axis in engine.axes else [1]
         return fixed.among(axis, [value for value in legal if value <= most])
 
     rows = _cross(
         {}, tp=degree("tp", _LARGEST_TP), cp=degree("cp", case.workload.seq_len), pp=degree("pp", network.layers),
-        cp_method=fixed.among("cp_method", _CP_METHODS),
+        cp_method=fixed.among("cp_method", _CP_METHODS_OF.get(engine.family, (0,))),
     )  # fmt: skip
+    rows = _where(rows, (rows["cp"] > 1) | (rows["cp_method"] == rows["cp_method"].min()))
     rows = _cross(
         rows, schedule=_schedules(case, fixed), stages_per_rank=fixed.among("stages_per_rank", _STAGES_PER_RANK)
     )
@@ -89,7 +88,7 @@ def shapes(case: Case, fixed: Fixed | None = None) -> Candidates:
                   share % rows["sequences_per_microbatch"] == 0)  # fmt: skip
     if "microbatches" in fixed.columns:
         rows = _where(rows, rows["microbatches"] == fixed.columns["microbatches"])
-    experts = 1 if network.experts is None or "ep" not in proposed else network.experts.count
+    experts = 1 if network.experts is None or "ep" not in engine.axes else network.experts.count
     rows = _cross(rows, ep=fixed.among("ep", divisors(experts)))
     return _legal(case, _smallest(case, rows, fixed))
 

@@ -7,16 +7,16 @@ from typing import Final
 import numpy as np
 
 from triax.plan.alternatives import ACROSS, TERMS, best_of, one_row, why_not_tensor
-from triax.plan.candidates import FULL, SCHEDULE_NAMES, Candidates
+from triax.plan.candidates import CP_METHODS, FULL, SCHEDULE_NAMES, Candidates
 from triax.plan.case import Case
-from triax.plan.inverse import network_speeds
-from triax.plan.legal import ZERO_STAGES
+from triax.plan.inverse import context_pays_from, network_speeds
+from triax.plan.legal import ZERO_STAGES, legal_mask
 from triax.plan.memory import Memory
 from triax.plan.search import Ranking
 from triax.plan.step import WATERFALL
 from triax.plan.walk import walked
 from triax.spec.layout import AXES
-from triax.spec.legal_values import both
+from triax.spec.legal_values import both, divisors
 from triax.units import format_bytes, format_count, format_seconds
 
 LORA_RANK: Final = 16
@@ -24,6 +24,8 @@ QLORA_BYTES: Final = 0.516
 """Of one weight: 4 bits, and constants that are quantised again (arXiv:2305.14314, section 3)."""
 _TEXTBOOK: Final = {1: "towards 4x", 2: "towards 8x"}
 """With two-byte gradients, as ranks become many (arXiv:1910.02054, figure 1)."""
+_MOST_COMPARED: Final = 300_000
+"""Layouts of a question up to which it is asked again for longer sequences."""
 _SHOWS: Final = 0.005
 """A part of a step below it is not worth a sentence."""
 
@@ -45,7 +47,7 @@ def explain(ranking: Ranking, money: Money) -> list[Reason]:
         ("fit", _fit(ranking)), ("first cut", _first_cut(ranking)), ("tensor parallel", _tensor(ranking, money)),
         ("context parallel", _context(ranking)), ("expert parallel", _experts(ranking)), ("ZeRO", _sharing(ranking)),
         ("pipeline", _pipeline(ranking)), ("memory", _recompute(ranking)),
-        ("what binds", _binds(ranking)), ("fine-tuning", _adapters(ranking)),
+        ("what binds", _binds(ranking)), ("fine-tuning", _adapters(ranking)), ("replicas", _replicas(ranking)),
     )  # fmt: skip
     told = ((topic, " ".join(sentences)) for topic, sentences in topics)
     return [Reason(topic, text) for topic, text in told if text]
@@ -169,18 +171,63 @@ def _across(inside: Ranking | None, money: Money) -> Iterator[str]:
 
 
 def _context(ranking: Ranking) -> Iterator[str]:
-    cp, step_s = int(ranking.candidates.cp[0]), float(ranking.step_s[0])
-    if cp > 1:
+    case, cp, step_s = ranking.case, int(ranking.candidates.cp[0]), float(ranking.step_s[0])
+    if "cp" not in case.engine.axes or case.machine.cards == 1:
+        return
+    if cp == 1:
+        yield from _context_later(ranking)
+        return
+    method = CP_METHODS[int(ranking.candidates.cp_method[0])]
+    how = {"all_to_all": "exchanging positions for heads", "ring": "passing keys and values around",
+           "all_gather": "gathering keys and values"}[method]  # fmt: skip
+    how = how if case.engine.family == "triax" else "passing keys and values on"
+    yield (
+        f"cp={cp} cuts each sequence of {case.workload.seq_len:,} tokens into {cp} parts, and with it what is kept of "
+        f"each microbatch; {how} takes {format_seconds(float(ranking.time.cp[0]))} of {format_seconds(step_s)}."
+    )
+    if case.engine.family == "triax":
+        yield from _other_methods(ranking, method)
+    whole = best_of(case, cp=1)
+    if whole is None:
+        yield "Whole sequences fit in no layout."
+    elif (longer := float(whole.step_s[0])) > step_s * (1 + case.tie):
+        plain = whole.candidates.layout(0).describe()
+        yield f"With whole sequences the best ({plain}) would take {format_seconds(longer)} a step."
+
+
+def _other_methods(ranking: Ranking, chosen: str) -> Iterator[str]:
+    """What the same degrees would take with other ways for parts to meet."""
+    case, c = ranking.case, ranking.candidates
+    rows = {name: one_row(c, 0, cp_method=index) for index, name in enumerate(CP_METHODS) if name != chosen}
+    legal = {name: walked(case, row) for name, row in rows.items() if legal_mask(case, row)[0]}
+    told = [f"{format_seconds(float(time.step_s[0]))} with cp_method={name}" for name, time in legal.items()]
+    refused = [f"cp_method={name}" for name in rows if name not in legal]
+    if told:
+        by_parts = "" if case.machine.card.sms == 1 else ", whose attention to a part of the keys has no fused kernel"
+        yield f"It would be {both(told)}{by_parts if chosen == 'all_to_all' else ''}."
+    if refused:
+        yield f"{both(refused)} cannot be here: it needs heads that divide, or attention without windows."
+
+
+def _context_later(ranking: Ranking) -> Iterator[str]:
+    """From which length of sequences cp pays, where few enough layouts are to be compared to find out."""
+    case = ranking.case
+    if ranking.considered > _MOST_COMPARED or case.workload.sequences_per_step < 2:
+        return
+    found = context_pays_from(case)
+    if found is not None:
         yield (
-            f"cp={cp} cuts each sequence of {ranking.case.workload.seq_len:,} tokens into {cp} parts, and with it what "
-            f"is kept of each microbatch; passing keys and values on takes {format_seconds(float(ranking.time.cp[0]))} "
-            f"of {format_seconds(step_s)}."
+            f"Sequences of {case.workload.seq_len:,} tokens stay whole. In steps of as many tokens, the best layout "
+            f"cuts sequences from about {found.seq_len:,} tokens on (cp={found.cp})."
         )
 
 
 def _experts(ranking: Ranking) -> Iterator[str]:
     case, ep, experts = ranking.case, int(ranking.candidates.ep[0]), ranking.case.network.experts
-    if experts is None or ep == 1:
+    if experts is None or "ep" not in case.engine.axes or case.machine.cards == 1:
+        return
+    if ep == 1:
+        yield from _experts_together(ranking)
         return
     where = "inside a server" if ep <= case.machine.domain else "across servers"
     yield (
@@ -188,6 +235,28 @@ def _experts(ranking: Ranking) -> Iterator[str]:
         f"to their {experts.per_token} experts and back, {where}, takes {format_seconds(float(ranking.time.ep[0]))} of "
         f"{format_seconds(float(ranking.step_s[0]))}."
     )
+
+
+def _experts_together(ranking: Ranking) -> Iterator[str]:
+    """Why each rank has all experts: what the best layout that spreads them would take."""
+    case, step_s = ranking.case, float(ranking.step_s[0])
+    experts = case.network.experts
+    assert experts is not None
+    spread = [ep for ep in divisors(experts.count) if 1 < ep <= min(case.machine.cards, case.machine.domain)]
+    best = min(
+        (found for ep in spread[-2:] if (found := best_of(case, ep=ep)) is not None),
+        key=lambda found: float(found.step_s[0]), default=None,
+    )  # fmt: skip
+    if best is None:
+        return
+    ep, longer, spent = int(best.candidates.ep[0]), float(best.step_s[0]), float(best.time.ep[0])
+    if longer > step_s * (1 + case.tie):
+        yield (
+            f"Every rank computes with all {experts.count} experts of a layer; spread over ep={ep} a step would take "
+            f"{format_seconds(longer)}, {format_seconds(spent)} of it to send tokens to their experts and back."
+        )
+    else:
+        yield f"Spread over ep={ep}, experts would be as fast, as far as a prediction can tell."
 
 
 def _sharing(ranking: Ranking) -> Iterator[str]:
@@ -278,7 +347,7 @@ def _binds(ranking: Ranking) -> Iterator[str]:
         yield f"The network hardly matters: one of half the speed would cost {max(speeds[0.5], 0.0):.1%} of the step."
     else:
         yield (
-            f"A network between servers of twice the speed would save {max(-speeds[2.0], 0.0):.0%} of the step, one of "
+            f"A network between servers of twice the speed would save {max(0.0, -speeds[2.0]):.0%} of the step, one of "
             f"half the speed would cost {speeds[0.5]:.0%}."
         )
 
@@ -307,6 +376,14 @@ def _adapters(ranking: Ranking) -> Iterator[str]:
         f"Fine-tuning needs less: low-rank adapters (LoRA, rank {LORA_RANK}) {format_bytes(whole)} and so "
         f"{cards(whole)}; on weights of 4 bits (QLoRA) {format_bytes(quantised)}, {cards(quantised)}."
     )
+
+
+def _replicas(ranking: Ranking) -> Iterator[str]:
+    """Whether a weight that changes silently on one card could be found."""
+    if ranking.case.machine.cards > 1:
+        has_experts = ranking.case.network.experts is not None
+        said = ranking.candidates.layout(0).describe_replicas(has_experts=has_experts)
+        yield f"{said[0].upper()}{said[1:]}."
 
 
 def _times(ratio: float) -> str:

@@ -9,10 +9,12 @@ from triax.plan.case import Case
 from triax.plan.cost import Cost, cost
 from triax.plan.enumerate import Fixed, shapes
 from triax.plan.goodput import goodput
-from triax.plan.search import Ranking, search
+from triax.plan.search import Ranking, may_fit, search
 
 MOST_SERVERS: Final = 8192
 """No wish is answered with a larger cluster."""
+LONGEST_ADVISED: Final = 1 << 20
+"""Tokens of a sequence, the longest that advice is given for."""
 _GAP: Final = 16
 NETWORK_SPEEDS: Final = (0.25, 0.5, 2.0, 4.0)
 
@@ -29,7 +31,7 @@ class Sized:
 def fits_at_all(case: Case, fixed: Fixed | None = None) -> bool:
     """Return whether any layout of ``case`` fits: whether the smallest variant of any shape does."""
     shaped = shapes(case, fixed)
-    return bool(len(shaped)) and bool(case.memory(shaped).fits.any())
+    return bool(len(shaped)) and bool(may_fit(case, shaped).any())
 
 
 def sizes(case: Case, most_cards: int | None = None) -> list[int]:
@@ -129,6 +131,42 @@ def longest_sequence(case: Case, fixed: Fixed | None = None) -> int:
         return fits_at_all(replace(case, workload=replace(case.workload, seq_len=1024 * thousands)), fixed)
 
     return 1024 * largest(fits, 1, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class FromLength:
+    """The shortest sequences, of doubled lengths, that the best layout cuts."""
+
+    seq_len: int
+    cp: int
+
+
+def context_pays_from(case: Case, most: int = LONGEST_ADVISED) -> FromLength | None:
+    """Return from which length on the best layout cuts sequences, in steps of as many tokens; None where up to ``most``
+    or to one sequence a step none does, or none fits."""
+    workload = case.workload
+    doublings = [
+        power for power in range(1, 24)
+        if workload.seq_len << power <= min(most, workload.tokens_per_step)
+        and workload.sequences_per_step % (1 << power) == 0
+    ]  # fmt: skip
+
+    def cut(power: int) -> int:
+        longer = replace(
+            workload, seq_len=workload.seq_len << power, sequences_per_step=workload.sequences_per_step >> power
+        )
+        found = search(replace(case, workload=longer), kept=8, most_slots=0)
+        return int(found.candidates.cp[0]) if isinstance(found, Ranking) else 1
+
+    low, high = 0, len(doublings)
+    cuts: dict[int, int] = {}
+    while low < high:  # the longer, the more there is to gain
+        middle = (low + high) // 2
+        cuts[middle] = cut(doublings[middle])
+        low, high = (low, middle) if cuts[middle] > 1 else (middle + 1, high)
+    if low == len(doublings):
+        return None
+    return FromLength(workload.seq_len << doublings[low], cuts[low])
 
 
 def deepest_network(case: Case, fixed: Fixed | None = None) -> int:

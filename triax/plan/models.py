@@ -98,8 +98,7 @@ def model_of_sizes(config: Mapping[str, Any], name: str, origin: str) -> Planned
     told = origin if is_named else f"{name} ({origin})"
     is_known = kind is None or kind in SUPPORTED or kind in WIDE_TYPES
     has_experts = any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-    # Experts are planned for frameworks that spread them, until the search knows how triax does.
-    if not has_experts and (kind in SUPPORTED or (kind is None and "kv_lora_rank" not in config)):
+    if kind in SUPPORTED or (kind is None and not has_experts and "kv_lora_rank" not in config):
         spec = model_from_config({"model_type": "llama", **_in_own_words(config)}, told)
         network = replace(network_of(spec), name=name)
         return PlannedModel(name, network, spec, spec.max_position_embeddings, origin)

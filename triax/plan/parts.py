@@ -5,7 +5,7 @@ two are apart so that calibration can put the same parts together with other fac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -16,12 +16,13 @@ from triax.plan.comms import (
     Group,
     all_gather_s,
     all_reduce_s,
-    all_to_all_s,
     group,
     send_s,
     split_group,
 )
 from triax.plan.compute import Work, optimizer_s, work
+from triax.plan.context import attends_by_parts, attention_by_parts_s, context_s, made_again_by_selection
+from triax.plan.dispatch import expert_s, sends_again
 from triax.plan.engine import Engine
 from triax.plan.hardware import Machine
 from triax.plan.memory.stages import stage_sizes
@@ -57,6 +58,8 @@ class Parts:
     """1: tensor-parallel peers sit in several domains."""
     cp_f: Numbers
     cp_b: Numbers
+    hides_cp: Numbers
+    """1: attention runs beside it."""
     ep_f: Numbers
     ep_b: Numbers
     ep_crosses: Numbers
@@ -112,15 +115,16 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
     c = candidates
     tokens = c.sequences_per_microbatch * workload.seq_len / c.cp
     done = _distinct_work(network, workload, machine, engine, c)
+    done = _attention_by_parts(network, workload, machine, engine, c, tokens, done)
     again = _again(network, engine, c, done)
     host = engine.op_host_s * engine.ops_per_layer * network.layers * _host_parts(network, engine)
     is_full = (c.recompute & bits.FULL) > 0
     tp_f, tp_b, tp_crosses = _tensor_s(network, workload, machine, c, tokens)
-    ep_f, ep_crosses = _expert_s(network, machine, c, tokens)
+    ep_f, ep_crosses = expert_s(network, workload, machine, engine, c, tokens)
     first, middle, last = _layer_parts(network, engine, c)
     data = _data_s(network, workload, machine, engine, c, np.maximum(first, np.maximum(middle, last)))
     ones = np.ones(len(c))
-    cp_f = _context_s(network, machine, c, tokens)
+    context = context_s(network, workload, machine, engine, c, tokens)
     backward = 1.0 / (2 if workload.lora_rank else 1)
     return Parts(
         matmul_f=done.matmul_f,
@@ -137,10 +141,11 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
         tp_f=tp_f,
         tp_b=tp_b + np.where(is_full, tp_f, 0.0),
         tp_crosses=tp_crosses,
-        cp_f=cp_f,
-        cp_b=(2 + is_full) * cp_f,
+        cp_f=network.attention_layers * context.forward,
+        cp_b=network.attention_layers * context.backward,
+        hides_cp=context.hides,
         ep_f=ep_f,
-        ep_b=ep_f * (1 + (is_full | ((c.recompute & bits.EXPERTS) > 0))),
+        ep_b=ep_f * (1 + sends_again(engine, c)),
         ep_crosses=ep_crosses,
         send=_send_s(network, machine, c, tokens),
         optimizer=optimizer_s(workload, machine.card, data.updated) + STEP_HOST_S,
@@ -201,7 +206,8 @@ def _again(network: Network, engine: Engine, c: Candidates, done: Work) -> tuple
         + has(bits.LATENT_UP) * (0.4 if network.latent_attention is not None else 0.0) * linear,
         done.matmul_f,
     )
-    attention = np.maximum(full, has(bits.CORE_ATTENTION)) * done.attention_f
+    attention = np.maximum(full, has(bits.CORE_ATTENTION))
+    attention = np.maximum(attention, made_again_by_selection(engine, c) * selective) * done.attention_f
     memory = np.minimum(full + selective + 0.35 * has(bits.NORMS) + 0.25 * has(bits.ACTIVATION), 1.0) * done.memory_f
     return part * matmul, part * attention, part * memory
 
@@ -234,25 +240,18 @@ def _tensor_s(
     return forward, forward, ((c.tp > 1) & (peers.domains > 1)).astype(np.float64)
 
 
-def _expert_s(network: Network, machine: Machine, c: Candidates, tokens: Numbers) -> tuple[Numbers, Numbers]:
-    """Tokens go to their experts and back: two all-to-alls a layer."""
-    experts = network.experts
-    if experts is None:
-        return np.zeros(len(c)), np.zeros(len(c))
-    peers = split_group(c.ep, c.etp, machine)
-    width = experts.latent or network.hidden
-    # A token goes to each rank once, however many of its experts are there: balls in ``ep`` boxes.
-    copies = c.ep * (1 - (1 - 1 / c.ep) ** experts.per_token)
-    message = tokens / c.tp * c.etp * copies * width * 2.0
-    seconds = 2 * all_to_all_s(machine, peers, message) * (network.expert_layers + network.mtp_depth)
-    return np.where(c.ep > 1, seconds, 0.0), ((c.ep > 1) & (peers.domains > 1)).astype(np.float64)
-
-
-def _context_s(network: Network, machine: Machine, c: Candidates, tokens: Numbers) -> Numbers:
-    """Keys and values of all other parts pass each rank, as a ring (arXiv:2310.01889) or gathered."""
-    message = tokens * c.cp * (network.key_width + network.value_width) / c.tp * 2.0
-    return np.where(
-        c.cp > 1, network.attention_layers * all_gather_s(machine, group(c, ("cp",), machine), message), 0.0
+def _attention_by_parts(
+    network: Network, workload: Workload, machine: Machine, engine: Engine, c: Candidates, tokens: Numbers, done: Work
+) -> Work:
+    by_parts = attends_by_parts(engine, c)
+    if not by_parts.any():
+        return done
+    fused = (done.attention_f, done.attention_b)
+    forward, backward = attention_by_parts_s(network, workload, machine.card, c, tokens, fused)
+    return replace(
+        done,
+        attention_f=np.where(by_parts, forward, done.attention_f),
+        attention_b=np.where(by_parts, backward, done.attention_b),
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from triax.plan.candidates import Candidates, Integers, Numbers
 from triax.plan.case import Case
 from triax.plan.enumerate import Fixed, count_layouts, plain_variants, recomputed, shapes
+from triax.plan.legal import ZERO_STAGES
 from triax.plan.memory import Memory
 from triax.plan.step import WATERFALL, StepTime
 from triax.plan.walk import MOST_SLOTS, walked
@@ -148,12 +149,23 @@ def may_fit(case: Case, shaped: Candidates) -> NDArray[np.bool_]:
     """Return which shapes have a variant that fits: one that does not in its smallest variant fits in none.
 
     Where an engine gathers once in a pipeline, ZeRO-3 keeps gradients whole and ZeRO-2 reduces them through buffers.
-    Which is smaller depends on the sizes, and both are looked at.
+    Ranks of one sequence may share nothing, which needs no copies of experts that nobody shares. Which is
+    smaller depends on the sizes, and both are looked at.
     """
     fits = case.memory(shaped).fits
+    others = np.where((shaped.cp > 1) & (shaped.data_ranks == 1), min(ZERO_STAGES[case.engine.family]), shaped.zero)
     if case.engine.gathers_once_in_pipeline:
-        whole = np.where((shaped.pp > 1) & (shaped.zero == 2), 3, shaped.zero)
-        fits = fits | case.memory(replace(shaped, zero=whole)).fits
+        in_pipeline = np.where((shaped.pp > 1) & (shaped.zero == 2), 3, shaped.zero)
+        fits = fits | _fits_with(case, shaped, in_pipeline, ~fits)
+    return fits | _fits_with(case, shaped, others, ~fits)
+
+
+def _fits_with(case: Case, shaped: Candidates, zero: Integers, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which of the shapes that are asked for fit with other stages of sharing."""
+    rows = np.flatnonzero(asked & (zero != shaped.zero))
+    fits = np.zeros(len(shaped), dtype=np.bool_)
+    if len(rows):
+        fits[rows] = case.memory(replace(shaped, zero=zero).take(rows)).fits
     return fits
 
 

@@ -98,9 +98,10 @@ def layers(parts: Parts, factors: Factors) -> Layers:
     on_tp = np.where(p.tp_crosses > 0, x.across, x.inside) * (1 - p.hides_tp)
     on_ep = np.where(p.ep_crosses > 0, x.across, x.inside) * (1 - p.hides_ep)
     tp_f, tp_b, ep_f, ep_b = on_tp * p.tp_f, on_tp * p.tp_b, on_ep * p.ep_f, on_ep * p.ep_b
-    # Keys and values of the next part arrive while scores of this one are computed.
-    cp_f = np.maximum(x.inside * p.cp_f - x.compute * x.attention * p.attention_f, 0.1 * x.inside * p.cp_f)
-    cp_b = np.maximum(x.inside * p.cp_b - x.compute * x.attention * p.attention_b, 0.1 * x.inside * p.cp_b)
+    # Keys and values of the next part arrive while scores of this one are computed, where anything is hidden.
+    hides, least = p.hides_cp * x.compute * x.attention, 1 - 0.9 * p.hides_cp
+    cp_f = np.maximum(x.inside * p.cp_f - hides * p.attention_f, least * x.inside * p.cp_f)
+    cp_b = np.maximum(x.inside * p.cp_b - hides * p.attention_b, least * x.inside * p.cp_b)
     card_f, card_b = gpu_f + tp_f + cp_f + ep_f, gpu_b + tp_b + cp_b + ep_b
     host_f, host_b = x.host * p.host_f, x.host * p.host_b
     wait_f, wait_b = _longer(card_f, host_f) - card_f, _longer(card_b, host_b) - card_b

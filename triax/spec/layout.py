@@ -31,6 +31,14 @@ AxisOrder = Annotated[tuple[Axis, ...], BeforeValidator(as_tuple), AfterValidato
 """Every axis once, outermost first."""
 
 
+Held = Literal["cut", "whole", "experts", "everywhere"]
+"""How ranks hold a weight: cut over ``tp``; whole on every ``tp`` rank, such as norms; as experts, spread over ``ep``;
+or whole on every rank of a pipeline rank. All but the last are shared over the data ranks as ``zero`` says."""
+
+HELD: tuple[Held, ...] = ("cut", "whole", "experts", "everywhere")
+_HELD_WORDS: dict[Held, str] = {"cut": "matrices", "whole": "norms", "experts": "experts"}
+
+
 class Coordinate(NamedTuple):
     """The place of one rank: its index along each axis."""
 
@@ -182,6 +190,40 @@ class Layout(Value):
         """Return the ranks that differ from ``rank`` along ``axis`` alone, ``rank`` included, in axis order."""
         here = self.coordinate(rank)
         return tuple(self.rank(here._replace(**{axis: index})) for index in range(self.degree(axis)))
+
+    def families(self, held: Held) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks in families, ascending, that hold the same bits of weights that are ``held`` so."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            found.setdefault(self._part(rank, held), []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def _part(self, rank: int, held: Held) -> tuple[int, ...]:
+        """Return what tells apart the ranks that hold other parts: equal for two that hold the same."""
+        here = self.coordinate(rank)
+        match held:
+            case "cut":
+                return here.pp, here.dp_shard, here.cp, here.tp
+            case "whole":
+                return here.pp, here.dp_shard, here.cp
+            case "experts":
+                return here.pp, *self.expert_place(rank)[1:]
+            case "everywhere":
+                return (here.pp,)
+
+    def describe_replicas(self, *, has_experts: bool) -> str:
+        """Return in one sentence which weights several ranks hold alike, so that a silent change of one is found."""
+        copies: dict[Held, int] = {
+            "cut": self.dp_replicate, "whole": self.dp_replicate * self.tp, "experts": self.expert_replicas,
+        }  # fmt: skip
+        if not has_experts:
+            del copies["experts"]
+        found = [f"{what} by {copies[held]}" for held, what in _HELD_WORDS.items() if copies.get(held, 1) > 1]
+        if not found:
+            return "no two ranks hold the same weights, so a silent change of one cannot be found by comparing them"
+        if len(found) == len(copies) and len(set(copies.values())) == 1:
+            return f"every weight is held alike by {self.dp_replicate} ranks, which are compared"
+        return f"held alike by several ranks, which are compared: {', '.join(found)}; the others have no replica"
 
     def data_rank(self, rank: int) -> int:
         """Return which part of each microbatch ``rank`` sees: 0 <= data_rank < data_ranks, whatever the order."""

@@ -6,6 +6,7 @@ from the number of steps.
 """
 
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
@@ -15,7 +16,7 @@ from triax.spec.data import DataSpec
 from triax.spec.layout import AxisOrder, ContextMethod, Recompute, ScheduleName
 from triax.spec.legal_values import either, multiples
 from triax.spec.model import ModelSpec
-from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, Every, SmallCount, Text, Value, fingerprint
+from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, Every, SmallCount, Text, Texts, Value, fingerprint
 
 FORMAT_VERSION = 1
 """Version of every file that triax writes into a run folder."""
@@ -114,21 +115,59 @@ class CheckpointSpec(Value):
     measured to cost and how often servers fail (Young/Daly, ``triax.spec.checkpoint_interval``)."""
     failures_per_1000_server_days: float = Field(default=FAILURES_PER_1000_SERVER_DAYS, gt=0)
     """For "auto"."""
+    memory_every_steps: Every = 0
+    """Steps between copies of the state into the memory of the servers, from which most restarts go on: 0 for none;
+    "auto": so that they cost a hundredth of the time at most."""
     keep: Count = Field(default=3, ge=1)
     """Newest checkpoints that stay on disk."""
     background: bool = True
     """Write while training goes on."""
+    upload: Text | None = None
+    """Where finished checkpoints are copied to, as a URL that fsspec knows: ``s3://bucket/run``. A run whose folder has
+    none goes on from there."""
 
 
 class GuardSpec(Value):
-    """What happens to numbers that cannot be right."""
+    """What happens to numbers that cannot be right, and who is told (docs/guard.md)."""
 
     check_initial_loss: bool = True
     """Refuse to train when random weights do not guess: their loss against random labels must be within
     initial_loss_tolerance of ln(vocab_size)."""
     initial_loss_tolerance: float = Field(default=0.05, gt=0)
+    on_spike: Literal["rollback", "skip", "warn", "stop"] = "rollback"
+    """What is done about a loss or gradient norm far above those before it. rollback: leave the update out, try the
+    step again, pass over its samples, and go back to a checkpoint where that does not help; skip: the same without
+    going back; warn: tell and train on; stop: end the run."""
+    window: SmallCount = Field(default=128, ge=16, le=4096)
+    """Steps whose scatter says what a spike is; no step is judged before half as many are known."""
+    loss_threshold: float = Field(default=10.0, gt=0)
+    """A loss is a spike so many robust standard deviations above its level, and at least a tenth of the level."""
+    grad_norm_threshold: float = Field(default=12.0, gt=0)
+    """The same for the logarithm of the gradient norm, and at least four times its level."""
     max_skipped_in_a_row: Count = Field(default=10, ge=1)
-    """Steps with a loss or norm that is not finite are skipped; the run stops after this many in a row."""
+    """Attempts of a step that are left out, one after the other, before the run stops."""
+    max_rollbacks: Count = Field(default=5, ge=0)
+    """Times that a run goes back before it stops; forgiven once a window of steps went well."""
+    learning_rate_cut: float = Field(default=1.0, gt=0, le=1)
+    """The learning rate is multiplied by this from then on where going back alone did not help; 1.0: never cut."""
+    hash_every_steps: Count = Field(default=100, ge=0)
+    """Steps between comparisons of the weights that several ranks hold alike, which are also made before each save;
+    0: never."""
+    alert_command: Texts = ()
+    """A program and its arguments, run without a shell with one event as JSON on its standard input when something is
+    wrong."""
+    alert_webhook: Text | None = None
+    """An address that gets the same JSON in a POST."""
+
+    @model_validator(mode="after")
+    def _webhook_is_an_address(self) -> Self:
+        if self.alert_webhook is not None:
+            address = urlsplit(self.alert_webhook)
+            if address.scheme not in ("http", "https") or not address.hostname:
+                raise ValueError(
+                    f"alert_webhook={self.alert_webhook!r:.200} is no address: write one that begins with https://."
+                )
+        return self
 
 
 class RecoverSpec(Value):

@@ -1,4 +1,4 @@
-"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, unless a number is not finite."""
+"""How do gradients change weights: fused AdamW (or SGD) on this rank's shards, unless they must not."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -36,6 +36,8 @@ class Optimizer:
         ]
         groups = [group for group in groups if group["params"]]
         self._torch = _torch_optimizer(groups, spec)
+        self.before_update: Callable[[], None] = _nobody_reads
+        """Called before weights and state change: who still reads them has it wait."""
         if spec.name == "adamw":
             for _, parameter in self._all:
                 moments = {moment: torch.zeros_like(parameter.detach()) for moment in _MOMENTS}
@@ -54,14 +56,21 @@ class Optimizer:
             for key, value in self._torch.state[original].items():
                 self._torch.state[copy][key].copy_(value)
 
-    def update(self, rate: float, is_finite: Tensor) -> None:
-        """Apply the gradients at learning rate ``rate``, unless ``is_finite`` (a bool on the device) is false.
+    def reset(self) -> None:
+        """Forget all that was remembered, as before the first update."""
+        for state in self._torch.state.values():
+            for value in state.values():
+                value.zero_()
+
+    def update(self, rate: float, stands: Tensor) -> None:
+        """Apply the gradients at learning rate ``rate``, unless ``stands`` (a bool on the device) is false.
 
         Then weights, moments and step counters keep their bits, and the host never had to ask. Gradients are dropped.
         """
         for group in self._torch.param_groups:
             group["lr"] = rate
-        self._torch.found_inf = (~is_finite).to(torch.float32)  # type: ignore[attr-defined]
+        self.before_update()
+        self._torch.found_inf = (~stands).to(torch.float32)  # type: ignore[attr-defined]
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
 
@@ -72,6 +81,10 @@ class Optimizer:
             for name, parameter in self._named.items()
             for key, value in self._torch.state[parameter].items()
         }
+
+
+def _nobody_reads() -> None:
+    """Let the update go ahead."""
 
 
 def _torch_optimizer(groups: list[dict[str, object]], spec: OptimizerSpec) -> torch.optim.Optimizer:

@@ -1,6 +1,7 @@
 """How does a run tell what it does: one voice for all ranks, many ears."""
 
 import logging
+import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -14,6 +15,7 @@ from triax.parallel.launch import Process
 from triax.parallel.shard import DTYPES
 from triax.spec.flops import flops_per_token
 from triax.spec.plan import Plan
+from triax.train.alert import ALERTING, Alerts
 from triax.train.run_folder import RunFolder
 from triax.watch.console import Console
 from triax.watch.device import DeviceMeter, device_peak
@@ -43,6 +45,11 @@ class Reporter:
         self._peak_check = PeakCheck(self._peak)
         experts = run.model.experts
         self._load_check = None if experts is None else LoadCheck(experts.num_experts, experts.num_experts_per_tok)
+        self._alerts = Alerts(run.guard, str(folder.path))
+        self._place: dict[str, object] = {
+            "rank": process.rank, "coordinate": plan.layout.coordinate(process.rank)._asdict(),
+            "server": socket.gethostname(),
+        }  # fmt: skip
         self.meter = DeviceMeter(process.device)
 
     def step(self, record: StepRecord) -> None:
@@ -66,10 +73,13 @@ class Reporter:
             sink.write(metrics)
 
     def event(self, kind: str, step: int, detail: Mapping[str, object] | None = None) -> None:
-        """Write that ``kind`` happened after ``step`` updates."""
-        if self.is_voice:
-            self._folder.refuse_superseded()
-            self._log.event(kind, step=step, detail=detail)
+        """Write that ``kind`` happened after ``step`` updates; of some kinds somebody is told at once."""
+        if not self.is_voice:
+            return
+        self._folder.refuse_superseded()
+        self._log.event(kind, step=step, detail=detail)
+        if kind in ALERTING:
+            self._alerts.send({"step": step, "kind": kind, **self._place, "detail": dict(detail or {})})
 
     def say(self, text: str) -> None:
         """Show a line."""
@@ -88,6 +98,7 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with ExitStack() as closing:
+            closing.callback(self._alerts.close)
             closing.callback(self._log.close)
             if self._console is not None:
                 closing.callback(self._console.close)

@@ -1,4 +1,4 @@
-"""What is one step? Count tokens, run the schedule, agree on loss and norm, update where both are finite."""
+"""What is one step? Count tokens, run the schedule, agree on loss and norm, update where both are as they must be."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +24,7 @@ from triax.spec.run import Run
 from triax.train.guard import StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.optimizer import Optimizer
+from triax.train.spikes import NO_BOUNDS, Bounds
 from triax.watch.experts import LayerLoad
 
 
@@ -61,6 +62,9 @@ class PendingReport:
     model: ModelSpec
     sequences: int
     """Of the whole step."""
+    bounds: Bounds = NO_BOUNDS
+    stands: Tensor | None = None
+    """A bool on the device, once the update was made or left out."""
 
     def read(self) -> StepReport:
         """Wait for the numbers and return them."""
@@ -71,6 +75,7 @@ class PendingReport:
             tokens=int(self.tokens),
             wants_stop=bool(self.sums.flags[0]),
             experts=self._layer_loads(),
+            bounds=self.bounds,
         )
 
     def _layer_loads(self) -> tuple[LayerLoad, ...]:
@@ -100,14 +105,17 @@ class Stepper:
         self._tied, self._load, self._group = tied, load, data_mesh(mesh).get_group()
         self._progress = progress or Progress()
 
-    def take(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
+    def take(
+        self, step: int, batches: "list[Batch]", *, asks_stop: bool, bounds: Bounds = NO_BOUNDS,
+        rate_factor: float = 1.0, behind: PendingReport | None = None,
+    ) -> PendingReport:  # fmt: skip
         """Make update ``step`` (0 is the first) from this rank's microbatches and return its report, not yet read.
 
-        Nothing changes where the loss or the norm is not finite: that is decided on the device, from reduced numbers.
+        Nothing changes where the loss or the norm is not finite or larger than ``bounds``, or where the step ``behind``
+        which this one comes, unread as yet, was left out: all that is decided on the device, from reduced numbers.
         """
         report = self.accumulate(step, batches, asks_stop=asks_stop)
-        self.update(report)
-        return report
+        return self.update(replace(report, bounds=bounds), rate_factor, behind)
 
     def accumulate(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
         """Leave the gradients of update ``step`` in place, summed over all ranks and not clipped; return its report."""
@@ -127,17 +135,23 @@ class Stepper:
         sums = sum_step(loss_sum, count, counted, [asks_stop], self._load.take(), self._layout)
         return PendingReport(step, count, sums, self._run.model, self._run.sequences_per_step)
 
-    def update(self, report: PendingReport) -> None:
-        """Clip the gradients that are in place and apply them, unless the step's numbers are not finite."""
+    def update(
+        self, report: PendingReport, rate_factor: float = 1.0, behind: PendingReport | None = None
+    ) -> PendingReport:
+        """Clip the gradients that are in place and apply them, unless the step must be left out; see ``take``."""
         self._progress.enter_phase("updating weights")
-        sums, max_norm = report.sums, self._run.optimizer.max_grad_norm
+        sums, limits, max_norm = report.sums, report.bounds, self._run.optimizer.max_grad_norm
         if max_norm:
             clip(local_gradients(self._optimizer.parameters), sums.grad_norm, max_norm)
-        rate = learning_rate(report.step, self._run.learning_rate, self._run.train.steps)
-        is_finite = sums.loss.isfinite() & sums.grad_norm.isfinite()
-        self._optimizer.update(rate, is_finite)
-        self._load.move_biases(sums.seen, is_finite)
+        rate = rate_factor * learning_rate(report.step, self._run.learning_rate, self._run.train.steps)
+        stands = sums.loss.isfinite() & sums.grad_norm.isfinite()
+        stands &= (sums.loss <= limits.loss) & (sums.grad_norm <= limits.grad_norm)
+        if behind is not None and behind.stands is not None:
+            stands &= behind.stands
+        self._optimizer.update(rate, stands)
+        self._load.move_biases(sums.seen, stands)
         self._progress.enter_phase("end of the step")
+        return replace(report, stands=stands)
 
     def read_batches(self, first_sample: int) -> "list[Batch]":
         """Return this rank's microbatches of the step whose first sample is ``first_sample``."""

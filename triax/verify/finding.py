@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Self
 from triax.spec.model import ModelSpec
 from triax.spec.weights import weights_table
 
-Kind = Literal["initial", "output", "loss", "gradient", "norm", "weight"]
+Kind = Literal["initial", "routes", "output", "loss", "gradient", "norm", "weight"]
 Verdict = Literal["equal", "rounding", "different"]
 
 
@@ -30,6 +30,10 @@ class Finding:
     note: str = ""
     ranks: tuple[int, ...] = ()
     """Ranks on which it is different."""
+    flips: int = 0
+    """Of ``choices``, those that fell otherwise; on all ranks together, once findings are merged."""
+    choices: int = 0
+    """Choices of experts that were compared."""
 
     @property
     def verdict(self) -> Verdict:
@@ -42,6 +46,8 @@ class Finding:
         match self.kind:
             case "loss" | "norm":
                 return f"the {'loss' if self.kind == 'loss' else 'gradient norm'} of step {self.step}"
+            case "routes":
+                return f"the choice of experts of {self.name} in step {self.step}"
             case "output":
                 return f"what {self.name} gives in the forward"
             case "gradient":
@@ -55,6 +61,8 @@ class Finding:
         """Return by how much it differs, in words."""
         if self.note:
             return self.note
+        if self.kind == "routes":
+            return f"{self.flips} of {self.choices} choices fell otherwise"
         if self.factor is not None:
             return f"it is {self.factor:.6g} times what it must be"
         return f"relative {self.difference:.1e}, and {self.allowed:.0e} is allowed"
@@ -84,15 +92,24 @@ def merged(by_rank: Sequence[Iterable[Finding]], expected: Iterable[Finding], mo
     worst: dict[tuple[str, str, int], Finding] = {(f.kind, f.name, f.step): f for f in expected}
     seen: set[tuple[str, str, int]] = set()
     ranks: dict[tuple[str, str, int], list[int]] = {}
+    counts: dict[tuple[str, str, int], list[Finding]] = {}
     for rank, findings in enumerate(by_rank):
         for finding in findings:
             key = (finding.kind, finding.name, finding.step)
+            if finding.kind == "routes":
+                counts.setdefault(key, []).append(finding)
             if finding.verdict == "different":
                 ranks.setdefault(key, []).append(rank)
             if key not in seen or _badness(finding) > _badness(worst[key]):
                 worst[key] = finding
             seen.add(key)
-    found = [replace(finding, ranks=tuple(ranks.get(key, ()))) for key, finding in worst.items()]
+    found = [
+        replace(
+            finding, ranks=tuple(ranks.get(key, ())), flips=sum(one.flips for one in counts.get(key, ())),
+            choices=sum(one.choices for one in counts.get(key, ())),
+        )
+        for key, finding in worst.items()
+    ]  # fmt: skip
     return sorted(found, key=_Order(model))
 
 
@@ -100,7 +117,7 @@ def _badness(finding: Finding) -> tuple[bool, bool, float]:
     return finding.verdict == "different", not finding.are_bits_equal, finding.difference
 
 
-_FIRST_STEP: Final = {"initial": 0, "output": 1, "loss": 2, "gradient": 3, "norm": 4, "weight": 5}
+_FIRST_STEP: Final = {"initial": 0, "routes": 1, "output": 1, "loss": 2, "gradient": 3, "norm": 4, "weight": 5}
 
 
 class _Order:
@@ -112,8 +129,8 @@ class _Order:
 
     def __call__(self, finding: Finding) -> tuple[int, int, float]:
         place: float = 0
-        if finding.kind == "output":
-            place = self._module_place(finding.name)
+        if finding.kind in ("routes", "output"):
+            place = self._module_place(finding.name) - (0.1 if finding.kind == "routes" else 0.0)
         elif finding.name:
             place = self._places[finding.name]
         return finding.step, _FIRST_STEP[finding.kind], -place if finding.kind == "gradient" else place

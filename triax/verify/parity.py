@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from triax.data.batch import Batches, batches_of
 from triax.data.corpus import Corpus, open_corpus
+from triax.parallel.expert import mixtures
 from triax.parallel.launch import Process
 from triax.parallel.place import initialise
 from triax.parallel.progress import Progress
@@ -57,6 +58,8 @@ def write_reference(trained: Trained, path: Path) -> None:
         for kind in ("gradients", "initial", "updated", "weights", "outputs")
         for name, tensor in getattr(trained, kind).items()
     }
+    for step, routes in enumerate(trained.routes):
+        tensors |= {f"routes {step}/{name}": chosen.contiguous() for name, chosen in routes.items()}
     numbers = {"losses": trained.losses, "grad_norms": trained.grad_norms}
     save_file(tensors, path, metadata={"numbers": json.dumps(numbers)})
 
@@ -107,7 +110,7 @@ def compare(
 def _take_step(step: int, parts: Parts, comparison: "_Comparison", progress: Progress) -> None:
     run, is_first = comparison.run, step == 0
     batches = parts.stepper.read_batches(step * run.sequences_per_step)
-    with _Outputs(parts, comparison, is_watched=is_first):
+    with _Outputs(parts, comparison, is_watched=is_first), _Routes(parts, comparison, step):
         report = parts.stepper.accumulate(step, batches, asks_stop=False)
     if is_first:
         progress.enter_phase("the comparison of gradients")
@@ -194,20 +197,46 @@ class _Comparison:
     def output(self, name: str, actual: Tensor, microbatch: int) -> None:
         """Compare what a module gave for one microbatch, where the reference kept its samples."""
         whole = self.expected.tensor("outputs", name)
+        part = None if whole is None else self._part(whole, actual, microbatch)
+        if part is None:
+            return
+        expected, counts = part
+        if not expected.count_nonzero():
+            return
+        self._tensor("output", name, 1, actual[:, counts], expected, OUTPUT[self._precision])
+
+    def routes(self, name: str, step: int, chosen: Sequence[Tensor]) -> None:
+        """Count the choices of experts that fell otherwise, of which ``chosen`` has (B, S, K) for each microbatch."""
+        whole = self.expected.tensor(f"routes {step}", name)
+        if whole is None:
+            return
+        flips = choices = 0
+        for microbatch, actual in enumerate(chosen):
+            part = self._part(whole, actual, microbatch)
+            if part is not None:
+                expected, counts = part
+                # A choice that the other side has not made: both are ascending, and one may be shifted by another.
+                are_there = (actual[:, counts].unsqueeze(-1) == expected.unsqueeze(-2)).any(dim=-1)
+                flips += int((~are_there).sum())
+                choices += are_there.numel()
+        share = flips / max(choices, 1)
+        finding = Finding("routes", name, step + 1, share, 0.0, flips == 0, flips=flips, choices=choices)
+        self.findings.append(finding)
+
+    def _part(self, whole: Tensor, actual: Tensor, microbatch: int) -> tuple[Tensor, Tensor] | None:
+        """Return what of ``whole`` (samples, S, ...) this rank has in ``actual`` (B, S here, ...), and which of its
+        positions do not only fill a sequence up; None where the samples were not kept."""
         size, length = actual.shape[:2]
         first = (microbatch * self.layout.data_ranks + self.data_rank) * size
-        if whole is None or first + size > len(whole):
-            return
+        if first + size > len(whole):
+            return None
         cp, tp = self.layout.cp, self.layout.tp
         chunks = positions_of(computed_length(whole.shape[1], cp, tp), cp, self.place.cp)
         places = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
         start = self.place.tp * length if length < len(places) else 0
         places = places[start : start + length]
         counts = places < whole.shape[1]
-        expected = whole[first : first + size, places[counts]]
-        if not expected.count_nonzero():
-            return
-        self._tensor("output", name, 1, actual[:, counts], expected, OUTPUT[self._precision])
+        return whole[first : first + size, places[counts]], counts
 
     def not_run(self, name: str, times: int) -> None:
         """Say that a module ran ``times`` times and not once for each microbatch."""
@@ -260,6 +289,37 @@ class _Outputs:
         for name, times in self._times.items():
             if times != self._comparison.layout.microbatches:
                 self._comparison.not_run(name, times)
+
+
+class _Routes:
+    """Compares which experts tokens choose inside the ``with``, where layers run once."""
+
+    def __init__(self, parts: Parts, comparison: _Comparison, step: int) -> None:
+        self._comparison, self._step = comparison, step
+        is_run_once = comparison.layout.recompute == "none"
+        self._routers = {
+            f"layers.{index}.mlp": mixture.gate
+            for stage in (parts.stages if is_run_once else ())
+            for index, mixture in mixtures(stage)
+        }
+        self._chosen: dict[str, list[Tensor]] = {name: [] for name in self._routers}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._hooks = [router.register_forward_hook(self._hook(name)) for name, router in self._routers.items()]
+
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, tuple[Tensor, Tensor]], None]:
+        def look(_module: nn.Module, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
+            chosen_BSK = output[1].unflatten(0, inputs[0].shape[:2])
+            self._chosen[name].append(chosen_BSK.sort(dim=-1).values.to(torch.int16))
+
+        return look
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for name, chosen in self._chosen.items():
+            self._comparison.routes(name, self._step, chosen)
 
 
 def _named(parts: Parts) -> Iterator[tuple[str, nn.Parameter]]:

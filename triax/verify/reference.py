@@ -47,6 +47,8 @@ class Trained:
     """Weights after the last step."""
     outputs: Mapping[str, Tensor]
     """What each module gives in the first step, (samples, S, D) by its name; for the first samples alone."""
+    routes: Sequence[Mapping[str, Tensor]]
+    """Which experts tokens chose in each step, see ``PlainRouting.take_routes``; for the first samples alone."""
 
 
 def train_plainly(run: Run, sequences: Sequences, steps: int, output_samples: int = 0) -> Trained:
@@ -60,7 +62,7 @@ def train_plainly(run: Run, sequences: Sequences, steps: int, output_samples: in
         model.get_parameter(weight.name).data.copy_(initial_rows(weight, run.model, run.train.seed, 0, weight.shape[0]))
     initial = _copies(model.named_parameters())
     optimizer = _plain_optimizer(model, run)
-    losses, norms, gradients, updated = [], [], {}, {}
+    losses, norms, routes, gradients, updated = [], [], [], {}, {}
     shape = (output_samples, run.data.seq_len, run.model.hidden_size)
     modules = modules_compared(model, inside_layers=True) if output_samples else {}
     routing = PlainRouting(model)
@@ -70,6 +72,7 @@ def train_plainly(run: Run, sequences: Sequences, steps: int, output_samples: in
         batches = [sequences.batch(range(sample, sample + 1)) for sample in samples]
         kept = outputs if step == 0 else {}
         losses.append(_accumulate(model, DTYPES[run.precision.compute], batches, kept, routing))
+        routes.append(routing.take_routes(output_samples))
         if step == 0:
             gradients = _copies((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
         limit = run.optimizer.max_grad_norm or float("inf")
@@ -79,7 +82,7 @@ def train_plainly(run: Run, sequences: Sequences, steps: int, output_samples: in
         routing.move_biases()
         if step == 0:
             updated = _copies(model.named_parameters())
-    return Trained(losses, norms, gradients, initial, updated, _copies(model.named_parameters()), outputs)
+    return Trained(losses, norms, gradients, initial, updated, _copies(model.named_parameters()), outputs, routes)
 
 
 def _copies(named: Any) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from triax.plan.candidates import (
     Integers,
     Numbers,
 )  # fmt: skip
+from triax.plan.context import attends_whole_heads, made_again_by_selection
 from triax.plan.engine import Engine
 from triax.plan.memory.stages import Probes
 from triax.plan.network import Experts, Network, StateSpace
@@ -128,12 +129,14 @@ class _Tensors:
             context = context + part * network.context_width * self.mi
         # With one sequence both orders of dims are the same bytes; with a cut one the order is kept all along.
         is_copied = self.engine.keeps_context_copy & (self.c.sequences_per_microbatch > 1) & (self.c.cp == 1)
-        copied = part * network.context_width * e * is_copied
+        is_dealt = attends_whole_heads(self.engine, self.c) * ~self.again(SELECTIVE)
+        copied = part * network.context_width * e * (is_copied + is_dealt)
         scores, score_work = self._scores()
         inner = projected + heads + copied
         kept = norm + inner + latent + context + scores
         products = self.products(projected + latent + self.tokens * network.hidden * e)
-        again = np.where(self.again(SELECTIVE), self.stream * e + products + context + scores,
+        attended = np.where(made_again_by_selection(self.engine, self.c), 0.0, context + scores)
+        again = np.where(self.again(SELECTIVE), self.stream * e + products + attended,
                          norm_again + inner + latent_again + context
                          + np.where(self.again(CORE_ATTENTION), 0.0, scores))  # fmt: skip
         again = again - np.where(self.again(LATENT_UP), inner if network.latent_attention is not None else 0.0, 0.0)
@@ -185,8 +188,7 @@ class _Tensors:
     def experts(self, experts: Experts) -> Layer:
         network, e, mi = self.network, self.e, self.mi
         norm, norm_again = self.normed()
-        # Router: logits, probabilities and their gradient's mask in fp32; where each token goes.
-        router = self.cut * experts.count * 12.0 + self.cut * experts.per_token * 16.0
+        router = self._router(experts)
         # A rank with all experts has no more tokens than another.
         sent = self.cut * experts.per_token * (1 + (self.imbalance - 1) * (1 - 1 / self.c.ep))
         width = experts.latent or network.hidden
@@ -196,15 +198,41 @@ class _Tensors:
         if self.engine.weights_expert_activations and not network.is_gated:
             active = active + sent * experts.ffn * e
         shared_wide = self.tokens / self.tp * experts.shared_ffn * (2 if network.is_gated else 1) * e
-        shared_active = self.tokens / self.tp * experts.shared_ffn * mi
-        own = received + wide + active
+        shared_part = self.tokens / self.tp * experts.shared_ffn
+        shared_active = shared_part * mi + self._eager_gate(shared_part)
+        returned = self.cut * experts.per_token * width * e * self.engine.weighs_expert_outputs
+        own = received + wide + active + returned
         kept = norm + router + own + shared_wide + shared_active
         inside = np.where(self.again(EXPERTS), 0.0, own - np.where(self.again(ACTIVATION), active, 0.0))
         shared = np.where(self.again(SHARED_EXPERTS | MLP), 0.0, shared_wide + shared_active)
-        again = np.where(self.again(SELECTIVE), router + received + self.products(wide + received + shared_wide),
-                         norm_again + router + inside + shared)  # fmt: skip
+        selective = router + received + self.products(wide + received + shared_wide)
+        if self.engine.weighs_expert_outputs:
+            selective = self._products_of_experts(experts, sent, wide, shared_wide)
+        again = np.where(self.again(SELECTIVE), selective, norm_again + router + inside + shared)
         work = sent * self.c.etp * width * e  # also of what comes back
         return Layer(kept, again, 2 * work + wide, 2 * work + wide + active + 2 * self.stream * e)
+
+    def _router(self, experts: Experts) -> Numbers:
+        """Logits, probabilities and their gradient's mask in fp32; where each token goes.
+
+        Where weights multiply what comes back: logits and probabilities, sums of both, choices and their weights, as
+        they are and as they multiply; the order of all choices, and on several ranks that of what came. The router
+        reads its input in fp32, in place of what a norm puts out, which a shared expert alone reads as it is.
+        """
+        tokens, each = self.cut, experts.per_token
+        if not self.engine.weighs_expert_outputs:
+            return tokens * experts.count * 12.0 + tokens * each * 16.0
+        widened = 0 * tokens
+        if self.e < 4.0:
+            widened = self.stream * 4.0 - (0.0 if experts.shared_ffn else self.stream * self.mi)
+        came = 16.0 * (self.c.ep > 1)
+        return widened + tokens * (experts.count * 8.0 + 8.0 + each * (28.0 + self.e + came))
+
+    def _products_of_experts(self, experts: Experts, sent: Numbers, wide: Numbers, shared_wide: Numbers) -> Numbers:
+        """What selective recomputation keeps where rows are sent again: scores, outputs of products, and the sum."""
+        width = experts.latent or self.network.hidden
+        whole = self.cut * experts.count * 4.0 + wide + sent * width * self.e + self.stream * self.e
+        return whole + shared_wide + (self.tokens * self.network.hidden * self.e if experts.shared_ffn else 0.0)
 
     def mixer(self, mixer: StateSpace) -> Layer:
         norm, norm_again = self.normed()

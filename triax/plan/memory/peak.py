@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triax.plan.candidates import Candidates, Integers, Numbers
+from triax.plan.context import buffer_bytes
 from triax.plan.engine import Engine
 from triax.plan.hardware import Card
 from triax.plan.memory.activations import IMBALANCE, Activations, activations, held_bytes, working_bytes
@@ -155,7 +156,7 @@ def _memory(
     at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     forward, backward = working_bytes(acts, at, c)
     logits, logits_kept = _logits(network, workload, engine, c, acts)
-    passing = _ring_buffers(network, workload, c, acts) + _pipeline_buffers(workload, engine, c, acts)
+    passing = buffer_bytes(network, workload, engine, c, acts.tokens) + _pipeline_buffers(workload, engine, c, acts)
     bucket = np.where(c.data_ranks > 1, engine.bucket_bytes, 0.0)
     is_late = c.zero <= 1
     passing = passing + np.where(is_late, 0.0, bucket)
@@ -261,14 +262,6 @@ def _outputs_left(network: Network, engine: Engine, c: Candidates, acts: Activat
     always = 4.0 * numbers * count
     left: NDArray[np.float64] = np.stack([always, 4.0 * numbers * np.maximum(count - 1, 0), always, always])
     return left
-
-
-def _ring_buffers(network: Network, workload: Workload, c: Candidates, acts: Activations) -> Numbers:
-    """Two blocks of keys and values on their way round, and a partial result in fp32 (arXiv:2310.01889)."""
-    width = network.key_width + network.value_width
-    blocks = 2 * acts.tokens * width / c.tp * workload.precision.activation_bytes
-    partial = acts.tokens * network.context_width / c.tp * 4.0
-    return np.where(c.cp > 1, blocks + partial, 0.0)
 
 
 def _pipeline_buffers(workload: Workload, engine: Engine, c: Candidates, acts: Activations) -> Numbers:
