@@ -48,6 +48,16 @@ def test_a_save_is_not_begun(folder: RunFolder) -> None:
     assert [found.step for found in find_checkpoints(folder.checkpoints)] == [1]
 
 
+def test_no_checkpoint_is_removed(folder: RunFolder) -> None:
+    """Others may have written it since."""
+    writer = CheckpointWriter(folder.checkpoints, run="r", permit=folder.refuse_superseded)
+    assert saved(writer, 1)
+    assert saved(writer, 2)
+    begin(folder, 4)
+    assert "other servers have gone on" in writer.discard_after(1)
+    assert [found.step for found in find_checkpoints(folder.checkpoints)] == [2, 1]
+
+
 def test_a_save_under_way_does_not_become_a_checkpoint(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newer generation begins while the last part is collected."""
     from triax.checkpoint import save

@@ -220,10 +220,11 @@ class CheckpointWriter:
         reason = self.begin_history(step) if self.history else ""
         if self._ranks.rank == 0 and not reason:
             try:
+                self._permit()
                 self._disk.ask(lambda: remove_after(self._folder, self._run, step), self._patience_s)
             except OSError as error:
                 reason = f"checkpoints after step {step} could not be removed: {sentence(error)}"
-            except BadInput as error:
+            except (BadInput, Superseded) as error:
                 reason = str(error)
         return str(self._ranks.broadcast(reason))
 
