@@ -21,6 +21,7 @@ from triax.train.assemble import assemble
 from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.origin import began_with, begin
+from triax.train.pace import Pace
 from triax.train.reporter import Reporter
 from triax.train.run_folder import RunFolder, write_atomically
 from triax.train.saver import Saver
@@ -78,7 +79,12 @@ def train(
         saver = Saver(writer, stages, optimizer, plan, data_fingerprint, began_as, reporter)
         reads_late = process.device.type == "cuda"
         wish = wish or StopWish()
-        _Loop(plan, folder, process, stepper, progress, batches, guard, reporter, saver, wish, reads_late, state).run()
+        pace = Pace(layout, process, progress, reporter, run.watch.straggler_above)
+        loop = _Loop(
+            plan, folder, process, stepper, progress, pace, batches, guard, reporter, saver, wish, reads_late, state
+        )
+        with progress.clock.following():
+            loop.run()
 
 
 def _stop_unless_committed(judgement: Judgement) -> None:
@@ -150,6 +156,7 @@ class _Loop:
     process: Process
     stepper: Stepper
     progress: Progress
+    pace: Pace
     batches: Batches
     guard: Guard
     reporter: Reporter
@@ -194,7 +201,9 @@ class _Loop:
     def _take_step(self) -> None:
         run, state = self.run_spec, self.state
         started_s = time.perf_counter()
+        self.pace.begin()
         batches = self.stepper.read_batches(state.next_sample)
+        self.pace.read()
         data_s = time.perf_counter() - started_s
         is_timed = state.step + 1 in run.watch.timeline_steps
         if is_timed:
@@ -202,6 +211,7 @@ class _Loop:
         report = self.stepper.take(state.step, batches, asks_stop=self.wish.is_asked)
         if is_timed:
             save_timeline(self.progress, state.step + 1, self.plan.layout, self.process, self.folder)
+        self.pace.end(state.step + 1)
         self._settle(with_eval=False)
         self.pending = _Pending(report, state.next_sample, data_s)
         self.state = TrainState(
