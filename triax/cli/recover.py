@@ -1,5 +1,6 @@
 """What happens when ranks end? The run is over, or all of them start again from the newest checkpoint."""
 
+import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from triax.launch.budget import Budget, GivenUp, Restart
     from triax.spec.plan import Plan
     from triax.spec.run import Run
+    from triax.train.hang import Hang, HangWatch
     from triax.train.order import Order
     from triax.train.places import Failure, Places
     from triax.train.run_folder import RunFolder
@@ -45,16 +47,32 @@ def keep_training(plan: "Plan", folder: "RunFolder", order: "Order", max_restart
     with stop_signals(wish):
         while True:
             places = make_places(folder.places, ranks)
-            ended = run_workers(work, order, alone(ranks), shutdown_s, asked)
+            hangs = hang_watch(places, plan, folder, 0, ranks)
+            ended = run_workers(work, order, alone(ranks), shutdown_s, asked, hangs)
             if ended.code not in (1, REQUEUE) or (ended.code == REQUEUE and folder.stopped.exists()):
                 return ended.code
             if wish.is_asked:
                 raise stopped_unsaved(places, ranks)
-            failure = failure_of(places, plan.layout, ended.wordless, 0, ranks)
+            failure = hangs.failure or failure_of(places, plan.layout, ended.wordless, 0, ranks)
             restart = restart_after(failure, plan, folder, budget)
             if restart is None:
                 return 1
             pause(restart.wait_s, wish)
+
+
+def hang_watch(places: "Places", plan: "Plan", folder: "RunFolder", first_rank: int, num_ranks: int) -> "HangWatch":
+    """Return who watches whether the ``num_ranks`` ranks of this server move, from ``first_rank`` on; it tells the user
+    and writes events."""
+    from triax.train.hang import HangWatch
+    from triax.train.message import tell
+
+    server = socket.gethostname()
+
+    def told(kind: str, sentence: str, hang: "Hang") -> None:
+        tell(sentence)
+        record(folder, plan, kind, hang.odd.step, hang.odd.rank, hang.detail())
+
+    return HangWatch(places, plan.layout, first_rank, num_ranks, plan.run.watch, folder.stacks, server, told)
 
 
 def stopped_early() -> Preempted:

@@ -12,11 +12,12 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
+from triax.parallel.slot import Slot
+from triax.parallel.waits import BusyClock, Kind
 from triax.spec.schedule import Action
 
-_PHASE_BYTES: Final = 192
-
 _WORDS: Final = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+_KINDS: Final[dict[str, Kind]] = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,11 @@ class ActionTimes:
 class Progress:
     """The phase of this rank, and the times of its actions in a step for which they were asked."""
 
-    def __init__(self, phase: "bytearray | memoryview[int] | None" = None, device: torch.device | None = None) -> None:
-        """``phase``: bytes to write the phase into, such as a piece of shared memory, filled up with zeros. On a CUDA
-        ``device``, times are those of the card."""
-        self._phase = bytearray(_PHASE_BYTES) if phase is None else phase
+    def __init__(self, slot: Slot | None = None, device: torch.device | None = None) -> None:
+        """``slot``: where others read what this rank does. On a CUDA ``device``, times are those of the card."""
+        self._slot = slot or Slot()
+        self.clock = BusyClock(self._slot)
+        """How long this rank is busy."""
         self._is_cuda = device is not None and device.type == "cuda"
         self._section = ""
         self._row: Sequence[Action] = ()
@@ -45,18 +47,25 @@ class Progress:
     @property
     def phase(self) -> str:
         """What this rank is doing, such as ``step 3, forward of stage 1, microbatch 0``."""
-        return bytes(self._phase).rstrip(b"\0").decode(errors="replace")
+        return self._slot.phase
+
+    def enter_step(self, step: int) -> None:
+        """Say that ``step`` begins, from 1: the phases from here on are its own."""
+        self._enter(f"step {step}", step)
 
     def enter(self, section: str) -> None:
-        """Say that ``section`` begins, such as a step: the phases from here on are its own."""
+        """Say that something else begins, which may take longer than a step: the phases from here on are its own."""
+        self._enter(section, None)
+
+    def _enter(self, section: str, step: int | None) -> None:
+        self._slot.enter(step)
         self._section = ""
         self.enter_phase(section)
         self._section = f"{section}, "
 
     def enter_phase(self, phase: str) -> None:
         """Say that ``phase`` of the section begins."""
-        room = len(self._phase)
-        self._phase[:] = f"{self._section}{phase}".encode()[:room].ljust(room, b"\0")
+        self._slot.change(self._section + phase)
 
     def follow(self, row: Sequence[Action]) -> None:
         """Say that the actions of ``row`` come now, in this order."""
@@ -68,6 +77,7 @@ class Progress:
         expected = self._row[self._next]
         assert action == expected, f"{action} runs where the schedule says {expected}"
         self.enter_phase(_phrase(action))
+        self.clock.turn(_KINDS[action.kind])
         if self._stopwatch is not None:
             self._stopwatch.starts.append(self._stopwatch.mark())
 
@@ -76,6 +86,7 @@ class Progress:
         if self._stopwatch is not None:
             self._stopwatch.ends.append(self._stopwatch.mark())
         self._next += 1
+        self.clock.turn("rest")
         self.wait()
 
     def wait(self) -> None:

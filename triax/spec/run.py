@@ -197,6 +197,20 @@ class WatchSpec(Value):
     tensorboard: bool = True
     timeline_steps: Counts = ()
     """Steps in which every rank writes down when it ran what, for `triax schedule --from` (1 is the first step)."""
+    hang_soft_s: float | None = Field(default=None, gt=0, le=1e6)
+    """Where no rank of a server moves for so long inside a step, the one to blame is named and the stacks of all are
+    written; absent: 10 steps, and at least 30 s."""
+    hang_hard_s: float | None = Field(default=None, ge=0, le=1e6)
+    """Where none moves for so long, all ranks start again; absent: 4 times the soft limit; 0: they are waited for."""
+    straggler_above: float = Field(default=0.15, ge=0, le=100)
+    """A rank is named that is busy by more than this part longer than ranks with equal work; 0: none is."""
+
+    @model_validator(mode="after")
+    def _soft_before_hard(self) -> Self:
+        soft_s, hard_s = self.hang_soft_s, self.hang_hard_s
+        if hard_s and soft_s is not None and hard_s < soft_s:
+            raise ValueError(f"hang_hard_s={hard_s:g} comes before hang_soft_s={soft_s:g}: use at least {soft_s:g}.")
+        return self
 
 
 class LayoutRequest(Value):

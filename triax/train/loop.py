@@ -25,6 +25,7 @@ from triax.train.guard import Guard, StepReport
 from triax.train.learning_rate import learning_rate
 from triax.train.mend import Mender
 from triax.train.origin import began_with, begin
+from triax.train.pace import Pace
 from triax.train.replicas import Replicas
 from triax.train.reporter import Reporter
 from triax.train.rollback import Past
@@ -101,9 +102,13 @@ def train(
         mender = Mender(guard, past, Replicas(stages, optimizer, layout), saver, reporter, run, layout)
         reads_late = process.device.type == "cuda"
         wish = wish or StopWish()
-        _Loop(
-            plan, folder, process, stepper, progress, batches, guard, mender, reporter, saver, wish, reads_late, state
-        ).run()
+        pace = Pace(layout, process, progress, reporter, run.watch.straggler_above)
+        loop = _Loop(
+            plan, folder, process, stepper, progress, pace, batches, guard, mender, reporter, saver, wish, reads_late,
+            state,
+        )  # fmt: skip
+        with progress.clock.following():
+            loop.run()
 
 
 def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) -> str:
@@ -175,6 +180,7 @@ class _Loop:
     process: Process
     stepper: Stepper
     progress: Progress
+    pace: Pace
     batches: Batches
     guard: Guard
     mender: Mender
@@ -235,7 +241,9 @@ class _Loop:
         run, state = self.run_spec, self.state
         limits = self.guard.limits(state.guard, newest_is_unread=self.pending is not None)
         started_s = time.perf_counter()
+        self.pace.begin()
         batches = self.stepper.read_batches(state.next_sample)
+        self.pace.read()
         data_s = time.perf_counter() - started_s
         is_timed = state.step + 1 in run.watch.timeline_steps
         if is_timed:
@@ -246,6 +254,7 @@ class _Loop:
         )  # fmt: skip
         if is_timed:
             save_timeline(self.progress, state.step + 1, self.plan.layout, self.process, self.folder)
+        self.pace.end(state.step + 1)
         if not self._settle(with_eval=False):
             return False
         after = self.state.after_step(run)

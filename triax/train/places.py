@@ -1,7 +1,7 @@
 """Where does every local rank stand, and how did it end? Known to the process that started it, also of a killed rank.
 
-A file that all of them have in memory, one slot for each rank: the phase that ``triax.parallel.progress`` writes there
-at every action, and the rank's last word. Torch-free.
+A file that all of them have in memory, with a part for each rank: its slot (``triax.parallel.slot``), which it writes
+to at every action, and its last word. Torch-free.
 """
 
 import mmap
@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from triax.parallel.slot import SLOT_BYTES, Slot
 from triax.spec.layout import Layout
 
-_PHASE_BYTES: Final = 192
-"""The first part of a slot."""
-
-_SLOT_BYTES: Final = 1024
+_RANK_BYTES: Final = 1024
+"""For each rank its slot, and what is left for its ending."""
 
 Ending = Literal["none", "told", "lost"]
 """none: the rank ended well, was killed or still runs. told: it has told by itself why it failed. lost: it failed only
@@ -37,19 +36,19 @@ _ENDINGS: Final[tuple[Ending, ...]] = ("none", "told", "lost")
 
 
 class Places:
-    """The slots of all local ranks."""
+    """What all local ranks tell of themselves."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memoryview(memory)
 
-    def phase_slot(self, rank: int) -> "memoryview[int]":
-        """Return the bytes that ``rank`` writes its phase into."""
-        start = rank * _SLOT_BYTES
-        return self._memory[start : start + _PHASE_BYTES]
+    def slot(self, rank: int) -> Slot:
+        """Return what ``rank`` writes to while it runs."""
+        start = rank * _RANK_BYTES
+        return Slot(self._memory[start : start + SLOT_BYTES])
 
     def phase(self, rank: int) -> str:
         """Return the phase in which ``rank`` was last."""
-        return _text(self.phase_slot(rank))
+        return self.slot(rank).phase
 
     def end(self, rank: int, ending: Ending, last_word: str = "") -> None:
         """Write how ``rank`` ended."""
@@ -64,21 +63,21 @@ class Places:
         return _ENDINGS[slot[0]], _text(slot[1:])
 
     def _ending_slot(self, rank: int) -> "memoryview[int]":
-        return self._memory[rank * _SLOT_BYTES + _PHASE_BYTES : (rank + 1) * _SLOT_BYTES]
+        return self._memory[rank * _RANK_BYTES + SLOT_BYTES : (rank + 1) * _RANK_BYTES]
 
 
 def make_places(path: Path, num_ranks: int) -> Places:
-    """Write a file of empty slots for ``num_ranks`` local ranks and return them.
+    """Write an empty file for ``num_ranks`` local ranks and return what is in it.
 
     Always a new file: ranks of an earlier start that are about to leave still have the old one in memory.
     """
     path.unlink(missing_ok=True)
-    path.write_bytes(bytes(num_ranks * _SLOT_BYTES))
+    path.write_bytes(bytes(num_ranks * _RANK_BYTES))
     return open_places(path)
 
 
 def open_places(path: Path) -> Places:
-    """Return the slots in a file that ``make_places`` wrote, in this process or another."""
+    """Return what is in a file that ``make_places`` wrote, in this process or another."""
     with path.open("r+b") as file:
         return Places(mmap.mmap(file.fileno(), 0))
 

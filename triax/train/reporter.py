@@ -34,6 +34,7 @@ class Reporter:
         self.is_voice, self._folder = process.rank == 0, folder
         self._flops_per_token = flops_per_token(run.model, attended)
         self._num_devices = process.world_size
+        self._folder, self._layout = folder, plan.layout
         self._log = RunLog(folder.path, rank=process.rank, coordinate=plan.layout.coordinate(process.rank)._asdict())
         self._sinks: list[Sink] = []
         self._console: Console | None = None
@@ -80,6 +81,13 @@ class Reporter:
         self._log.event(kind, step=step, detail=detail)
         if kind in ALERTING:
             self._alerts.send({"step": step, "kind": kind, **self._place, "detail": dict(detail or {})})
+
+    def event_of(self, rank: int, server: str, kind: str, step: int, detail: Mapping[str, object]) -> None:
+        """Write that ``kind`` happened to ``rank`` on ``server``, as the one rank that knows it."""
+        if self.is_voice:
+            coordinate = self._layout.coordinate(rank)._asdict()
+            with RunLog(self._folder.path, rank=rank, coordinate=coordinate, server=server) as log:
+                log.event(kind, step=step, detail=detail)
 
     def say(self, text: str) -> None:
         """Show a line."""

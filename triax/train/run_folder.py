@@ -106,6 +106,11 @@ class RunFolder:
         """Where the local ranks of the newest start stand (``triax.train.places``)."""
         return self.path / ".places"
 
+    @property
+    def stacks(self) -> Path:
+        """Where ranks stood in their code that stood still."""
+        return self.path / "stacks"
+
     def is_of_a_run(self) -> bool:
         """Return True where a run was started in the folder before."""
         return self._resolved.exists()

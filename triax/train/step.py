@@ -119,7 +119,7 @@ class Stepper:
 
     def accumulate(self, step: int, batches: "list[Batch]", *, asks_stop: bool) -> PendingReport:
         """Leave the gradients of update ``step`` in place, summed over all ranks and not clipped; return its report."""
-        self._progress.enter(f"step {step + 1}")
+        self._progress.enter_step(step + 1)
         self._progress.enter_phase("counting tokens")
         local_count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
         count = count_over_data(local_count, self._group, self._device)

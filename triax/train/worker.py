@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,7 @@ from torch.distributed import DistError, Store
 
 from triax.data.corpus import Corpus, open_corpus
 from triax.errors import BadInput, TriaxError
+from triax.parallel.flight import flight_recorder
 from triax.parallel.launch import Process, peers, process_from_environment
 from triax.parallel.progress import Progress
 from triax.spec.layout import Layout
@@ -32,6 +33,7 @@ from triax.train.message import tell, write_anything
 from triax.train.order import Order
 from triax.train.places import NO_ANSWER, Places, open_places
 from triax.train.run_folder import RunFolder, what_differs
+from triax.train.stacks import stack_on_request
 from triax.train.stop import StopWish, stop_signals
 from triax.units import format_seconds
 
@@ -79,9 +81,14 @@ def train_as_rank(order: Order) -> int:
             quiet=order.quiet,
         )  # fmt: skip
 
-    def holding(process: Process) -> AbstractContextManager[None]:
-        is_holder = process.rank == 0 and order.generation is None
-        return folder.held_by_rank_0() if is_holder else nullcontext()
+    @contextmanager
+    def holding(process: Process) -> Iterator[None]:
+        with ExitStack() as held:
+            if process.rank == 0 and order.generation is None:
+                held.enter_context(folder.held_by_rank_0())
+            if process.device.type == "cuda":
+                held.enter_context(flight_recorder(folder.stacks, process.rank))
+            yield
 
     known = None if order.asks_rank_0 else own.layout
     return run_as_rank(body, known, own.run.train.timeout_s, order.places, holding)
@@ -135,7 +142,9 @@ def run_as_rank(
             held.enter_context(stop_signals(voice.wish))
             process = voice.process = process_from_environment()
             voice.places = None if places_file is None else open_places(Path(places_file))
-            slot = None if voice.places is None else voice.places.phase_slot(process.local_rank)
+            slot = None if voice.places is None else voice.places.slot(process.local_rank)
+            if slot is not None:
+                slot.sign(os.getpid(), held.enter_context(stack_on_request()))
             voice.progress = Progress(slot, process.device)
             held.enter_context(holding(process))
             voice.progress.enter("the meeting of all ranks")
