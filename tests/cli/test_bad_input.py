@@ -87,7 +87,7 @@ def cut_in_half(path: Path) -> None:
         (("run.toml", "cluster.servers=2"), ("the cluster has 2 servers", "torchrun")),
         (("run.toml", "--ranks", "3"), ("does not divide over the 3 data ranks",)),
         (("run.toml", "--ranks", "8", "--layout", "dp_shard=8"), ("smaller than the 8 data ranks", "4")),
-        (("run.toml", "--ranks", "2", "--layout", "cp=2"), ("cp=2 is not trained",)),
+        (("run.toml", "--ranks", "2", "--layout", "cp=2", "data.seq_len=30"), ("cp=2 cuts a sequence", "28 or 32")),
         (("run.toml", "--ranks", "4", "--layout", "dp_shard=2"), ("needs 2 ranks, and there are 4",)),
         (("run.toml", "--ranks", "2", "--layout", "dp_replicate=3"), ("groups of 3",)),
         (("run.toml", "--ranks", "2", "--layout", "zero=7"), ("layout.zero", "3 or less")),

@@ -14,20 +14,20 @@ from triax.spec.run import Run
 from triax.spec.schedule import SCHEDULES, splits_backward
 
 
-def legal_layouts(run: Run, ranks: int, microbatches: int) -> Iterator[Layout]:
+def legal_layouts(run: Run, ranks: int, microbatches: int, cp: int = 1) -> Iterator[Layout]:
     """Yield every layout of ``run`` on ``ranks``: degrees x ZeRO stage x schedule with its fewest stages on each rank,
     and where the model has experts, x the ranks that these are spread over.
 
-    A step is cut into ``microbatches`` where the data ranks' shares allow it.
+    Sequences are cut into ``cp`` parts. A step is cut into ``microbatches`` where the data ranks' shares allow it.
     """
     for pp, dp_replicate, dp_shard, tp in product(divisors(ranks), repeat=4):
         data_ranks = dp_replicate * dp_shard
-        if pp * data_ranks * tp != ranks or run.sequences_per_step % (data_ranks * microbatches):
+        if pp * data_ranks * cp * tp != ranks or run.sequences_per_step % (data_ranks * microbatches):
             continue
-        spreads = [1] if run.model.experts is None else divisors(dp_shard * tp)
+        spreads = [1] if run.model.experts is None else divisors(dp_shard * cp * tp)
         for schedule, zero, ep in product(SCHEDULES, range(4), spreads):
             layout = Layout(
-                pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, tp=tp, ep=ep, zero=zero, schedule=schedule,
+                pp=pp, dp_replicate=dp_replicate, dp_shard=dp_shard, cp=cp, tp=tp, ep=ep, zero=zero, schedule=schedule,
                 stages_per_rank=SCHEDULES[schedule].min_stages_per_rank, microbatches=microbatches,
                 sequences_per_microbatch=run.sequences_per_step // data_ranks // microbatches,
             )  # fmt: skip
@@ -43,6 +43,6 @@ def _is_canonical(layout: Layout, *, shares_experts: bool) -> bool:
     Without a pipeline, schedules only say how long activations live.
     """
     highest = 2 if splits_backward(layout.schedule) else 3
-    if layout.dp_shard == 1 and not shares_experts and layout.zero not in (0, highest):
+    if layout.dp_shard * layout.cp == 1 and not shares_experts and layout.zero not in (0, highest):
         return False
     return layout.pp > 1 or layout.schedule == "1F1B"

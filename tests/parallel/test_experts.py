@@ -1,13 +1,13 @@
 """Does every layout of a model with experts train exactly like one device: router, each expert, penalties and biases?
 
-All legal layouts on 4 and 8 ranks, in fp64: degrees x ep x ZeRO stage x schedule, with three kinds of routers in turn.
-A fixed, varied sample of them always runs. The plain loop they are compared with adds penalties to the loss where it
-has all documents of a sequence together, and counts choices itself.
+All legal layouts on 4 and 8 ranks, in fp64: degrees x ep x ZeRO stage x schedule, with three kinds of routers and the
+ways to cut a sequence in turn. A fixed, varied sample of them always runs. The plain loop they are compared with adds
+penalties to the loss where it has all documents of a sequence together, and counts choices itself.
 """
 
 from functools import cache
 from itertools import cycle
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from triax.checkpoint.state import local_slices
 from triax.nn.decoder import Decoder
 from triax.parallel.expert import ExpertLoad
 from triax.spec.check import check
-from triax.spec.layout import Layout
+from triax.spec.layout import ContextMethod, Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
 from triax.spec.weights import weights_table
@@ -32,6 +32,8 @@ from triax.train.guard import StepReport
 
 MICROBATCHES = 3
 MOST_STAGES = 16
+SEQ_LEN = 16
+METHODS: tuple[ContextMethod, ...] = get_args(ContextMethod)
 
 ALWAYS = {
     "4 ranks dp_shard=4 zero=3 ep=2": "deepseek",
@@ -44,20 +46,26 @@ ALWAYS = {
     "4 ranks pp=2 dp_shard=2 zero=1 DualPipeV ep=2": "qwen",
     "4 ranks pp=4 zero=2 InterleavedZeroBubble ep=1": "mixtral",
     "8 ranks pp=2 dp_shard=2 tp=2 zero=3 1F1B ep=4": "deepseek",
+    "4 ranks cp=4 zero=0 ep=2": "deepseek",
+    "4 ranks cp=2 tp=2 zero=2 ep=4": "mixtral",
+    "4 ranks dp_shard=2 cp=2 zero=3 ep=1": "qwen",
+    "4 ranks pp=2 cp=2 zero=3 1F1B ep=2": "mixtral",
+    "8 ranks dp_shard=2 cp=2 tp=2 zero=3 ep=4": "deepseek",
 }
-"""Each axis with each other one, each stage, each kind of router; ``ep`` inside tp, inside dp_shard and across both."""
+"""Each axis with each other one, each stage, each kind of router; ``ep`` inside tp, inside dp_shard, inside cp and
+across."""
 
 
 @cache
-def toy_of(num_stages: int, tp: int, router: str) -> Run:
+def toy_of(num_stages: int, heads: int, router: str) -> Run:
     """Return a run with experts, of sizes that divide by little and with a layer more than stages."""
     model = ModelSpec(
         hidden_size=12, intermediate_size=23, num_hidden_layers=max(num_stages, 2) + 1, num_attention_heads=8,
-        num_key_value_heads=max(4, tp), head_dim=2, vocab_size=61, tie_word_embeddings=num_stages in (1, 4, 16),
+        num_key_value_heads=max(4, heads), head_dim=2, vocab_size=61, tie_word_embeddings=num_stages in (1, 4, 16),
     )  # fmt: skip
     shared = {"shared_expert_intermediate_size": 23} if router == "deepseek" else {}
     model = with_experts(model, **ROUTERS[router] | {"num_experts": 8} | shared)
-    return toy_run(model, train={"sequences_per_step": 8 * MICROBATCHES}, data={"seq_len": 8})
+    return toy_run(model, train={"sequences_per_step": 8 * MICROBATCHES}, data={"seq_len": SEQ_LEN})
 
 
 def full_name_of(layout: Layout) -> str:
@@ -65,9 +73,11 @@ def full_name_of(layout: Layout) -> str:
 
 
 def every_layout(ranks: int) -> list[Any]:
-    layouts = legal_layouts(toy_of(MOST_STAGES, 8, "mixtral"), ranks, MICROBATCHES)
+    run = toy_of(MOST_STAGES, 8, "mixtral")
+    layouts = (layout for cp in (1, 2, 4, 8) for layout in legal_layouts(run, ranks, MICROBATCHES, cp))
     found = []
-    for layout, router in zip(layouts, cycle(ROUTERS)):
+    for layout, router, method in zip(layouts, cycle(ROUTERS), cycle((*METHODS, *reversed(METHODS)))):
+        layout = layout.model_copy(update={"cp_method": method})
         name = full_name_of(layout)
         marks = () if name in ALWAYS else pytest.mark.exhaustive
         found.append(pytest.param(layout, ALWAYS.get(name, router), id=name, marks=marks))
@@ -76,7 +86,7 @@ def every_layout(ranks: int) -> list[Any]:
 
 @pytest.mark.parametrize(("layout", "router"), [*every_layout(4), *every_layout(8)])
 def test_every_layout_equals_one_device(layout: Layout, router: str) -> None:
-    assert_equals_one_device(toy_of(layout.pp * layout.stages_per_rank, layout.tp, router), layout)
+    assert_equals_one_device(toy_of(layout.pp * layout.stages_per_rank, layout.cp * layout.tp, router), layout)
 
 
 def test_the_sample_is_part_of_the_whole() -> None:

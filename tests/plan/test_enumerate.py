@@ -1,12 +1,15 @@
 """Are all legal layouts enumerated, and none that would be refused?"""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness.experts import with_experts
 from tests.plan.cases import TOY, case_of, run_of, toy_case
-from triax.plan.candidates import ORDERS, SCHEDULE_NAMES, Candidates
+from triax.plan.candidates import CP_METHODS, ORDERS, SCHEDULE_NAMES, Candidates
 from triax.plan.enumerate import Fixed, all_layouts, count_layouts, shapes, variants
 from triax.plan.legal import legal_mask
 from triax.spec.check import check
@@ -19,15 +22,21 @@ MODELS = [
     TOY.model_copy(update={"qk_norm": "full"}),
     TOY.model_copy(update={"num_hidden_layers": 9, "vocab_size": 5, "intermediate_size": 10}),
     TOY.model_copy(update={"num_key_value_heads": 1}),
+    TOY.model_copy(update={"sliding_window": 8}),
+    with_experts(TOY, num_experts=12),
+    with_experts(TOY, num_experts=8, shared_expert_intermediate_size=10, first_k_dense_replace=2),
 ]
+LENGTHS = st.sampled_from([24, 60, 64])
 DEGREES = st.sampled_from([1, 2, 3, 4, 8])
 LAYOUTS = st.builds(
     Layout,
     pp=DEGREES,
     dp_replicate=DEGREES,
     dp_shard=DEGREES,
-    cp=st.sampled_from([1, 1, 1, 2]),
+    cp=DEGREES,
+    cp_method=st.sampled_from(CP_METHODS),
     tp=DEGREES,
+    ep=st.sampled_from([1, 1, 2, 3, 4, 8]),
     zero=st.integers(0, 3),
     schedule=st.sampled_from(SCHEDULE_NAMES),
     stages_per_rank=st.sampled_from([1, 2, 3]),
@@ -38,14 +47,14 @@ LAYOUTS = st.builds(
 )
 
 
-@given(LAYOUTS, st.sampled_from(MODELS), st.sampled_from([4, 8, 12, 96]), st.booleans())
-@settings(max_examples=300)
-def test_the_mask_is_check(layout: Layout, model: ModelSpec, sequences: int, is_sized: bool) -> None:
+@given(LAYOUTS, st.sampled_from(MODELS), st.sampled_from([4, 8, 12, 96]), LENGTHS, st.booleans())
+@settings(max_examples=500)
+def test_the_mask_is_check(layout: Layout, model: ModelSpec, sequences: int, seq_len: int, is_sized: bool) -> None:
     """On a cluster of the right size, and with the right step, half of the time: else almost all would be refused."""
     cards = layout.world_size if is_sized else 8
     sequences = layout.sequences_per_step if is_sized else sequences
-    case = toy_case(f"{cards}x1xh100", sequences, model=model)
-    refusals = check(layout, run_of(model, sequences, 64), Cluster(servers=cards, device="h100"))
+    case = toy_case(f"{cards}x1xh100", sequences, seq_len, model=model)
+    refusals = check(layout, run_of(model, sequences, seq_len), Cluster(servers=cards, device="h100"))
     assert legal_mask(case, Candidates.from_layouts([layout]))[0] == (not refusals)
 
 
@@ -69,24 +78,38 @@ def test_none_is_enumerated_twice_and_the_count_is_right(cards: int, sequences: 
     assert len(layouts) == len(found) == count_layouts(case, shaped)
 
 
-def test_nothing_plain_is_missing() -> None:
+@pytest.mark.parametrize("model", [TOY, with_experts(TOY, num_experts=8)], ids=["dense", "experts"])
+def test_nothing_plain_is_missing(model: ModelSpec) -> None:
     """Every legal layout of four ranks with plain schedules and the default order is there."""
-    case = toy_case("1x4xh100", 8)
+    case = toy_case("1x4xh100", 8, model=model)
+    case = replace(case, engine=replace(case.engine, unpriced=()))
     found = all_layouts(case)
     there = {found.layout(index) for index in range(len(found))}
-    run = run_of(TOY, 8, 64)
+    run = run_of(model, 8, 64)
     asked = [
-        Layout(pp=pp, dp_replicate=replicate, dp_shard=shard, tp=tp, zero=zero, schedule=schedule, recompute=recompute,
-               stages_per_rank=stages, sequences_per_microbatch=size, microbatches=8 // (replicate * shard) // size)
-        for pp in (1, 2, 4) for tp in (1, 2, 4) for replicate in (1, 2, 4) for shard in (1, 2, 4)
+        Layout(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=ep, zero=zero, schedule=schedule,
+               recompute=recompute, stages_per_rank=stages, sequences_per_microbatch=size,
+               microbatches=8 // (replicate * shard) // size)
+        for pp in (1, 2, 4) for tp in (1, 2, 4) for cp in (1, 2, 4) for ep in (1, 2, 4)
+        for replicate in (1, 2, 4) for shard in (1, 2, 4)
         for zero in (0, 1, 2, 3) for schedule in ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
         for stages in (1, 2) for recompute in ("none", "full") for size in (1, 2, 4)
-        if 8 // (replicate * shard) // size and (zero > 0) == (shard > 1)
+        if pp * replicate * shard * cp * tp == 4 and 8 // (replicate * shard) // size
+        and ((zero > 0) == (shard > 1) or (cp > 1 and shard == 1))
     ]  # fmt: skip
     legal = [layout for layout in asked if not check(layout, run, Cluster(cards_per_server=4, device="h100"))]
     assert len(legal) > 100
     # Fewer stages than a schedule's bubble is worth, and steps cut finer than small divisors, are the only ones absent.
     assert [layout for layout in legal if layout not in there] == []
+
+
+def test_axes_without_a_price_are_tried_where_they_are_decided() -> None:
+    case = toy_case("1x4xh100", 8, model=with_experts(TOY, num_experts=8))
+    found = all_layouts(case)
+    assert set(found.cp) == set(found.ep) == {1}
+    found = all_layouts(case, Fixed({"cp": 2, "ep": 4, "cp_method": CP_METHODS.index("ring")}))
+    assert (set(found.cp), set(found.ep), set(found.zero)) == ({2}, {4}, {0, 1, 2, 3})
+    assert found.layout(0).cp_method == "ring"
 
 
 def test_decided_columns_are_kept() -> None:

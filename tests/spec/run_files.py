@@ -62,7 +62,7 @@ def whole() -> Said:
         "layout": {
             "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",
             "stages_per_rank": 2, "stage_cuts": [1, 1, 1, 0], "sequences_per_microbatch": 2, "microbatches": 3,
-            "recompute": "full", "order": ["tp", "cp", "dp_shard", "dp_replicate", "pp"],
+            "cp_method": "ring", "recompute": "full", "order": ["tp", "cp", "dp_shard", "dp_replicate", "pp"],
         },
         "cluster": {
             "servers": 2, "cards_per_server": 8, "device": "h100", "memory_bytes": 1 << 30, "peak_flops": 1e12,

@@ -25,19 +25,27 @@ LAYOUTS = st.builds(
     zero=st.integers(0, 3),
     schedule=st.sampled_from(sorted(SCHEDULES)),
     stage_cuts=st.none() | st.lists(SMALL, max_size=3),
+    cp_method=st.sampled_from(["all_gather", "ring", "all_to_all"]),
     recompute=st.sampled_from(["none", "selective", "full"]),
     order=st.permutations(AXES),
 )
 
 
-def run_of(sequences: int, *, in_tokens: bool = False, layers: int = 2) -> Run:
-    size: Said = {"sequences_per_step": None, "tokens_per_step": sequences * 32} if in_tokens else {
+def run_of(
+    sequences: int, *, in_tokens: bool = False, layers: int = 2, seq_len: int = 32, window: int | None = None
+) -> Run:
+    size: Said = {"sequences_per_step": None, "tokens_per_step": sequences * seq_len} if in_tokens else {
         "sequences_per_step": sequences
     }  # fmt: skip
-    return make_run(train=size, model={"num_hidden_layers": layers})
+    return make_run(
+        train=size, model={"num_hidden_layers": layers, "sliding_window": window}, data={"seq_len": seq_len}
+    )
 
 
-RUNS = st.builds(run_of, st.integers(1, 64), in_tokens=st.booleans(), layers=st.integers(1, 9))
+RUNS = st.builds(
+    run_of, st.integers(1, 64), in_tokens=st.booleans(), layers=st.integers(1, 9),
+    seq_len=st.sampled_from([2, 12, 24, 30, 32]), window=st.none() | st.integers(1, 40),
+)  # fmt: skip
 CLUSTERS = st.builds(Cluster, servers=st.integers(1, 4), cards_per_server=st.integers(1, 8))
 
 
@@ -197,10 +205,42 @@ def of(**model: Any) -> Run:
 
 
 def test_what_this_version_does_not_train() -> None:
-    assert messages(cp=2, ep=2) == [
-        "cp=2 is not trained by this version of triax: use cp=1.",
-        "ep=2 asks for experts, and this model has none: use ep=1.",
+    assert messages(ep=2) == ["ep=2 asks for experts, and this model has none: use ep=1."]
+
+
+def test_sequences_that_cannot_be_cut() -> None:
+    assert messages(cp=16) == []
+    assert messages(cp=3) == [
+        "cp=3 cuts a sequence into 6 chunks, two for each rank, and seq_len=32 does not divide into them (30 or 36 "
+        "would): use cp=1, 2 or 4."
     ]
+    assert messages(cp=32) == [
+        "cp=32 cuts a sequence into 64 chunks, two for each rank, and seq_len=32 does not divide into them (64 would): "
+        "use cp=8 or 16."
+    ]
+    assert messages(cp=8, tp=4) == []
+    assert messages(of(num_attention_heads=8), cp=8, tp=8) == ["tp=8 does not divide seq_len/cp=4: use tp=2 or 4."]
+    assert messages(of(num_attention_heads=8), cp=5, tp=8) == [
+        "cp=5 cuts a sequence into 10 chunks, two for each rank, and seq_len=32 does not divide into them (30 or 40 "
+        "would): use cp=2 or 4."
+    ]
+
+
+def test_attention_that_a_cp_method_cannot_do() -> None:
+    assert messages(of(num_key_value_heads=2), cp=4, cp_method="all_to_all") == [
+        "cp_method=all_to_all gives each of the cp=4 ranks whole heads, and cp=4 does not divide "
+        "num_key_value_heads=2: use cp_method=all_gather, cp=1 or cp=2."
+    ]
+    assert messages(of(num_key_value_heads=2), cp=2, tp=2, cp_method="all_to_all") == [
+        "tp=2 does not divide num_key_value_heads/cp=1: use tp=1."
+    ]
+    assert messages(of(sliding_window=8), cp=2, cp_method="ring") == [
+        "cp_method=ring takes every key past every rank, and layers with sliding_window=8 see few of seq_len=32: use "
+        "cp_method=all_gather."
+    ]
+    assert messages(of(sliding_window=8), cp_method="ring") == []
+    assert messages(of(sliding_window=32), cp=2, cp_method="ring") == []
+    assert messages(of(sliding_window=8, global_layers=(0, 1)), cp=2, cp_method="ring") == []
 
 
 EXPERTS = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
@@ -379,10 +419,10 @@ def test_ranks_that_are_not_there() -> None:
 
 def test_all_refusals_are_told_at_once() -> None:
     wrong = Layout(
-        pp=2, cp=2, tp=3, ep=2, zero=3, dp_shard=3, schedule="DualPipeV", stage_cuts=(1,), recompute="selective"
+        pp=2, cp=5, tp=3, ep=2, zero=3, dp_shard=3, schedule="DualPipeV", stage_cuts=(1,), recompute="selective"
     )
     assert keys(check(wrong, run_of(1), Cluster())) == [
-        "cp", "ep", "tp", "stages_per_rank", "stage_cuts", "zero", "recompute", "data_ranks", "world_size",
+        "ep", "cp", "tp", "stages_per_rank", "stage_cuts", "zero", "recompute", "data_ranks", "world_size",
     ]  # fmt: skip
     with pytest.raises(BadInput) as refusal:
         require_legal(wrong, run_of(1), Cluster())

@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.harness.experts import with_experts
 from tests.harness.ranks import run_ranks
 from tests.harness.toy import ODD
-from triax.parallel.mesh import EXPERT_AXES, build_mesh, data_mesh, expert_mesh
+from triax.parallel.mesh import EXPERT_AXES, build_mesh, data_mesh, expert_mesh, weight_mesh
 from triax.spec.layout import AXES, Layout
 
 ORDERS = (
@@ -87,3 +87,32 @@ def test_real_ranks_agree() -> None:
     layout = Layout(pp=2, dp_shard=2, tp=2, order=("tp", "dp_replicate", "pp", "cp", "dp_shard"))
     found = run_ranks(lambda rank, world: peers_by_axis(layout), layout.world_size)
     assert found == [peers_said(layout, rank) for rank in range(layout.world_size)]
+
+
+def places_of_weights(layout: Layout) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+    """Where this rank stands in the mesh of weights, and the ranks of its groups, as torch made them."""
+    mesh = weight_mesh(build_mesh(layout, "cpu"), layout)
+    place = mesh.get_coordinate()
+    assert place is not None
+    groups = [mesh.get_group(dim) for dim in range(3)]
+    assert tuple(group.rank() for group in groups) == tuple(place)
+    return tuple(place), [tuple(dist.get_process_group_ranks(group)) for group in groups]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("order", ORDERS)
+def test_ranks_that_share_weights_stand_where_torch_counts_them(order: tuple[str, ...], zero: int) -> None:
+    """fully_shard takes a rank's part by its number in the group, and torch counts those from the lowest rank up."""
+    degrees = {"pp": 2, "dp_replicate": 2, "dp_shard": 2 if zero else 1, "cp": 3, "tp": 2}
+    layout = Layout.model_validate({**degrees, "order": order, "zero": zero})
+    for rank in range(0, layout.world_size, 5):
+        with pretended_rank(rank, layout.world_size):
+            place, (replicas, shards, _) = places_of_weights(layout)
+        assert place == (*layout.weight_place(rank), layout.coordinate(rank).tp)
+        assert (len(replicas), len(shards)) == (layout.weight_replicas, layout.weight_shards)
+        for peers, axes in ((replicas, ("dp_replicate", "dp_shard", "cp")), (shards, ("dp_shard", "cp"))):
+            assert list(peers) == sorted(peers)
+            for axis in set(AXES) - set(axes):
+                assert {getattr(layout.coordinate(peer), axis) for peer in peers} == {
+                    getattr(layout.coordinate(rank), axis)
+                }

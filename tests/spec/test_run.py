@@ -96,6 +96,7 @@ HABITS: Said = {
     "layout.stage_cuts": [3],
     "layout.sequences_per_microbatch": 1,
     "layout.microbatches": 1,
+    "layout.cp_method": "all_to_all",
     "layout.recompute": "none",
     "layout.order": ["pp", "dp_replicate", "dp_shard", "cp", "tp"],
     "cluster.servers": 1,

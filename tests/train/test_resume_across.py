@@ -30,6 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "dp8": {"dp_shard": 8, "zero": 3},
     "tp4 x pp2 interleaved": {"tp": 4, "pp": 2, "zero": 3, "schedule": "Interleaved1F1B", "stages_per_rank": 2},
     "one process": {"dp_shard": 1, "zero": 3},
+    "cp2 x tp2 x dp2": {"cp": 2, "tp": 2, "dp_shard": 2, "zero": 3, "cp_method": "ring"},
+    "cp4 x pp2": {"cp": 4, "pp": 2, "zero": 0, "cp_method": "all_to_all"},
     "V": {"pp": 2, "dp_shard": 2, "zero": 1, "schedule": "DualPipeV", "stages_per_rank": 2},
     "dp2 x pp2 x tp2 outermost first": {
         "pp": 2, "dp_replicate": 2, "tp": 2, "zero": 0, "order": ("tp", "cp", "dp_shard", "dp_replicate", "pp"),
@@ -91,6 +93,8 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         "dp8",
         "tp4 x pp2 interleaved",
         "one process",
+        "cp2 x tp2 x dp2",
+        pytest.param("cp4 x pp2", marks=pytest.mark.exhaustive),
         pytest.param("V", marks=pytest.mark.exhaustive),
         pytest.param("dp2 x pp2 x tp2 outermost first", marks=pytest.mark.exhaustive),
     ],

@@ -58,10 +58,12 @@ def runs(draw: Any) -> tuple[Run, Layout]:
     tp = draw(st.sampled_from([1, 2, 3, 4, 8]))
     zero = draw(st.integers(0, 2))
     sharing = draw(st.sampled_from([1, 3, 4])) if zero else 1
-    heads = tp * draw(st.integers(1, 3))
+    cp = draw(st.sampled_from([1, 1, 2, 4]))
+    method = draw(st.sampled_from(["all_gather", "ring", "all_to_all"]))
+    heads = tp * draw(st.integers(1, 3)) * (cp if method == "all_to_all" else 1)
     groups = draw(st.integers(1, 5))
     width = 2 * draw(st.integers(4, 20))
-    window = draw(st.none() | st.integers(1, 3000))
+    window = draw(st.none() | st.integers(1, 3000)) if cp == 1 or method != "ring" else None
     model: dict[str, Any] = {
         "hidden_size": draw(st.integers(20, 3000)), "intermediate_size": draw(st.integers(64, 9000)),
         "num_hidden_layers": layers, "num_key_value_heads": heads, "num_attention_heads": heads * groups,
@@ -80,13 +82,13 @@ def runs(draw: Any) -> tuple[Run, Layout]:
         {
             "pp": pp, "stages_per_rank": stages_per_rank, "schedule": schedule, "stage_cuts": cuts, "tp": tp,
             "dp_replicate": draw(st.sampled_from([1, 2, 5])), "dp_shard": sharing,
-            "ep": draw(st.sampled_from(divisors(sharing * tp))) if model["experts"] else 1,
-            "zero": zero, "microbatches": draw(st.integers(1, 40)),
+            "cp": cp, "cp_method": method, "zero": zero, "microbatches": draw(st.integers(1, 40)),
+            "ep": draw(st.sampled_from(divisors(sharing * cp * tp))) if model["experts"] else 1,
             "sequences_per_microbatch": draw(st.integers(1, 4)), "order": draw(st.permutations(AXES)),
             "recompute": draw(st.sampled_from(["none", "full"])),
         }
     )  # fmt: skip
-    return run_of(layout, model, seq_len=24 * draw(st.integers(1, 100))), layout
+    return run_of(layout, model, seq_len=24 * cp * draw(st.integers(1, 50))), layout
 
 
 @given(runs())

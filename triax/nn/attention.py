@@ -4,6 +4,7 @@ Shapes by the glossary: B sequences, S positions, D hidden, N query heads, K key
 """
 
 from itertools import pairwise
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ class Attention(nn.Module):
         self.head_width = model.head_width
         self.window = model.sliding_window if model.reach(layer) == "local" else None
         self.scale = model.attention_multiplier
+        self.context = WHOLE_SEQUENCES
         hidden = model.hidden_size
         query, key_value = model.num_attention_heads * model.head_width, model.kv_heads * model.head_width
         self.q_proj = nn.Linear(hidden, query, bias=model.attention_bias)
@@ -40,13 +42,14 @@ class Attention(nn.Module):
 
         ``rotation`` is None where the layer knows no positions. ``cu_seqlens`` (int32, ascending from 0 to B*S) cuts
         the flattened batch into documents that attention never crosses; None means that each sequence is one document.
+        Where sequences are cut over ranks (``context``), ``x`` and ``rotation`` are of the positions that are here.
         """
         q_BNSH = self._heads(self.q_proj(x_BSD), self.q_norm)
         k_BKSH = self._heads(self.k_proj(x_BSD), self.k_norm)
         v_BKSH = self._heads(self.v_proj(x_BSD), None)
         if rotation is not None:
             q_BNSH, k_BKSH = rotation.apply(q_BNSH), rotation.apply(k_BKSH)
-        attended = attend(q_BNSH, k_BKSH, v_BKSH, cu_seqlens, self.window, self.scale)
+        attended = self.context.attend(q_BNSH, k_BKSH, v_BKSH, cu_seqlens, self.window, self.scale)
         projected: Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
         return projected
 
@@ -86,6 +89,25 @@ def attend(
         pieces.append(_causal(q_BNSH[here], k_BKSH[here], v_BKSH[here], window, scale).squeeze(0))
     flat_NTH = torch.cat(pieces, dim=1)
     return flat_NTH.view(num_heads, batch, length, head_width).transpose(0, 1)
+
+
+class Context:
+    """Which positions of each sequence are here: all of them, on one device."""
+
+    def part(self, whole_BS: Tensor) -> Tensor:
+        """Return what is here of a tensor (B, S, ...) over all positions."""
+        return whole_BS
+
+    def attend(
+        self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cu_seqlens: Tensor | None, window: int | None,
+        scale: float | None,
+    ) -> Tensor:  # fmt: skip
+        """Return what ``attend`` gives for the positions that are here; ``cu_seqlens`` are of whole sequences."""
+        return attend(q_BNSH, k_BKSH, v_BKSH, cu_seqlens, window, scale)
+
+
+WHOLE_SEQUENCES: Final = Context()
+"""All positions on one device; it holds no state."""
 
 
 def _causal(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, window: int | None, scale: float | None) -> Tensor:

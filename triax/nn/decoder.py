@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
-from triax.nn.attention import Attention
+from triax.nn.attention import WHOLE_SEQUENCES, Attention
 from triax.nn.embedding import Embedding
 from triax.nn.feed_forward import FeedForward
 from triax.nn.loss import Vocabulary, cross_entropy_sum
@@ -71,6 +71,7 @@ class Decoder(nn.Module):
         self.model = model
         self.is_first, self.is_last = is_first, is_last
         self.vocabulary = Vocabulary()
+        self.context = WHOLE_SEQUENCES
         indices = range(model.num_hidden_layers) if layers is None else layers
         has_table = is_first or (is_last and model.tie_word_embeddings)
         self.embed_tokens = Embedding(model.vocab_size, model.hidden_size) if has_table else None
@@ -87,11 +88,15 @@ class Decoder(nn.Module):
         ``x`` is tokens (B, S) where the part is the first, else hidden states (B, S, D). The result is hidden states
         where it is not the last; else the loss as a sum over ``labels`` (``triax.nn.loss``), or logits (B, S, V) where
         there are no labels. ``positions`` count inside documents; ``cu_seqlens``: see ``Attention.forward``.
+
+        Tokens, positions and labels are of whole sequences also where these are cut over ranks; hidden states, logits
+        and the loss are of the positions that are here (``context``).
         """
-        hidden_BSD = self._embedded(x) if self.is_first else x
+        part = self.context.part
+        hidden_BSD = self._embedded(part(x)) if self.is_first else x
         reaches = {self.model.reach(int(index)) for index in self.layers}
         rotations = {
-            reach: Rotation.at(positions_BS, cu_seqlens, self.model, reach, hidden_BSD.dtype) for reach in reaches
+            reach: Rotation.at(positions_BS, cu_seqlens, self.model, reach, hidden_BSD.dtype, part) for reach in reaches
         }
         for layer in self.layers.values():
             hidden_BSD = layer(hidden_BSD, rotations, cu_seqlens)
@@ -103,7 +108,7 @@ class Decoder(nn.Module):
         head_VD = self.vocabulary.head(self._head())
         if labels_BS is None:
             return self.vocabulary.gather(hidden_BSD @ head_VD.T)
-        return cross_entropy_sum(hidden_BSD.flatten(0, 1), head_VD, labels_BS.flatten(), self.vocabulary)
+        return cross_entropy_sum(hidden_BSD.flatten(0, 1), head_VD, part(labels_BS).flatten(), self.vocabulary)
 
     def _embedded(self, tokens_BS: Tensor) -> Tensor:
         assert self.embed_tokens is not None

@@ -5,6 +5,7 @@ Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and the ways to str
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,16 +26,20 @@ class Rotation:
 
     @classmethod
     def at(
-        cls, positions_BS: Tensor, cu_seqlens: Tensor | None, model: ModelSpec, reach: Reach, dtype: torch.dtype
-    ) -> "Rotation":
+        cls, positions_BS: Tensor, cu_seqlens: Tensor | None, model: ModelSpec, reach: Reach, dtype: torch.dtype,
+        part: Callable[[Tensor], Tensor] = lambda whole: whole,
+    ) -> "Rotation":  # fmt: skip
         """Return the rotation for ``positions`` (B, S) in layers of ``reach``, computed in ``dtype``, at least fp32.
 
         ``cu_seqlens`` cuts the batch into documents, see ``Attention.forward``; ``positions`` count inside them.
+        ``part`` takes from a tensor (B, S, ...) the positions that are wanted.
         """
         wide = torch.promote_types(dtype, torch.float32)
         lengths = _document_lengths(positions_BS, cu_seqlens) if _asks_length(model, reach) else None
+        if lengths is not None and lengths.shape[1] > 1:
+            lengths = part(lengths)
         pairs, factor = turns(model, reach, lengths, positions_BS.device, wide)
-        angles = positions_BS.to(wide).unsqueeze(-1) * pairs
+        angles = part(positions_BS).to(wide).unsqueeze(-1) * pairs
         angles = torch.cat((angles, angles), dim=-1)
         return cls(angles.cos() * factor, angles.sin() * factor)
 

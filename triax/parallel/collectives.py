@@ -26,25 +26,26 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gathered(part_BSD, group)
+        return gathered(part_BSD, group)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return _summed_part(grad_outputs[0], ctx.group), None
+        return summed_part(grad_outputs[0], ctx.group), None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, partial_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _summed_part(partial_BSD, group)
+        return summed_part(partial_BSD, group)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return _gathered(grad_outputs[0], ctx.group), None
+        return gathered(grad_outputs[0], ctx.group), None
 
 
-def _gathered(part_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def gathered(part_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the parts (B, S/T, D) of all ranks as (B, S, D), in rank order, without gradient."""
     batch, length, width = part_BSD.shape
     ranks = group.size()
     parts = part_BSD.new_empty(ranks * batch, length, width)
@@ -52,7 +53,8 @@ def _gathered(part_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
     return parts.view(ranks, batch, length, width).transpose(0, 1).reshape(batch, ranks * length, width)
 
 
-def _summed_part(partial_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
+def summed_part(partial_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return this rank's part (B, S/T, D), in rank order, of the sum of ``partial`` (B, S, D), without gradient."""
     batch, length, width = partial_BSD.shape
     ranks = group.size()
     parts = partial_BSD.view(batch, ranks, length // ranks, width).transpose(0, 1).contiguous()
@@ -62,6 +64,12 @@ def _summed_part(partial_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
         return mine
     # gloo's reduce-scatter is an all-reduce inside and costs more than one; sending each its part and adding here moves
     # half as much, and the order of the sum is the same on every rank.
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received.sum(dim=0)
+    return exchanged(parts, group).sum(dim=0)
+
+
+def exchanged(dealt: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return what each rank of ``group`` has for this one, from ``dealt`` (T, ...): what this one has for each."""
+    dealt = dealt.contiguous()
+    received = torch.empty_like(dealt)
+    dist.all_to_all_single(received, dealt, group=group)
+    return received

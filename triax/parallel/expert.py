@@ -31,15 +31,16 @@ from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 
 
-def split_experts(stage: Decoder, experts: DeviceMesh | None, mesh: DeviceMesh, layout: Layout) -> None:
+def split_experts(stage: Decoder, experts: DeviceMesh | None, sequence: dist.ProcessGroup, layout: Layout) -> None:
     """Give each ``ep`` rank its part of the experts of ``stage``, and the layers what they need to work together.
 
-    ``experts`` is the mesh of ``expert_mesh``. Expects a stage on ``meta``.
+    ``experts`` is the mesh of ``expert_mesh``, ``sequence`` the group of those that have parts of the same sequences.
+    Expects a stage on ``meta``.
     """
     for _, mixture in mixtures(stage):
-        if layout.tp > 1:
-            mixture.gate.balance = SplitBalance(mixture.gate.spec, mesh["tp"].get_group())
-        mixture.gate.balance.sequence_weight = 1 / (layout.sequences_per_microbatch * layout.microbatches)
+        if sequence.size() > 1:
+            mixture.gate.balance = SplitBalance(mixture.gate.spec, sequence)
+        mixture.gate.balance.sequence_weight = layout.gradient_ranks / layout.sequences_per_step
         if layout.ep > 1 and experts is not None:
             for name, weight in list(mixture.experts.named_parameters(recurse=False)):
                 cut = distribute_tensor(weight.detach(), experts["ep"], [Shard(0)], src_data_rank=None)
@@ -171,9 +172,9 @@ def sum_experts(parameters: Iterable[nn.Parameter], layout: Layout) -> None:
     """Bring the gradients of experts to the scale of all others.
 
     ``fully_shard`` has averaged each over the ranks that hold it, and each of these had the tokens of ``ep`` ranks;
-    what is meant is the sum over all ranks divided by the data ranks.
+    what is meant is the sum over all ranks divided by those that gradients of other weights are averaged over.
     """
-    scale = layout.cp * layout.tp / layout.ep
+    scale = layout.tp / layout.ep
     if scale == 1.0:
         return
     for parameter in parameters:

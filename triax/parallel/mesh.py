@@ -38,6 +38,23 @@ def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     return mesh
 
 
+def weight_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
+    """Return the mesh with dims ``replicate``, ``shard`` and ``tp`` of the ranks that hold the weights of this rank's
+    stages; a rank stands at ``layout.weight_place(rank)``. All ranks call this together.
+
+    ``mesh`` is that of ``layout``, whose groups are used where they are the same.
+    """
+    ranks = torch.empty(layout.pp, layout.weight_replicas, layout.weight_shards, layout.tp, dtype=torch.int64)
+    for rank in range(layout.world_size):
+        here = layout.coordinate(rank)
+        ranks[here.pp, *layout.weight_place(rank), here.tp] = rank
+    groups = [mesh["dp_replicate"].get_group(), mesh["dp_shard"].get_group(), mesh["tp"].get_group()]
+    for dim in (0, 1) if layout.cp > 1 else ():
+        groups[dim] = group_among(ranks.movedim(dim + 1, -1).flatten(0, -2).tolist())
+    mine = ranks[layout.coordinate(dist.get_rank()).pp]
+    return DeviceMesh.from_group(groups, mesh.device_type, mine, mesh_dim_names=("replicate", "shard", "tp"))
+
+
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the one-dim mesh of this rank's data peers: all that see other sequences, in data rank order."""
     dims = [AXES.index("dp_replicate"), AXES.index("dp_shard")]
@@ -46,13 +63,21 @@ def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return DeviceMesh.from_group([group_among(families.tolist())], mesh.device_type, mine, mesh_dim_names=("data",))
 
 
+def sequence_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the group of the ranks that have parts of the same sequences: cp x tp. All ranks call this together."""
+    if mesh["cp"].size() == 1 or mesh["tp"].size() == 1:
+        return mesh["tp" if mesh["cp"].size() == 1 else "cp"].get_group()
+    dims = [AXES.index("cp"), AXES.index("tp")]
+    return group_among(mesh.mesh.movedim(dims, [-2, -1]).flatten(-2).flatten(0, -2).tolist())
+
+
 def expert_mesh(layout: Layout, model: ModelSpec, device_type: str) -> DeviceMesh | None:
     """Return the mesh with dims ``EXPERT_AXES`` of the ranks of this pipeline rank; None where there are no experts, or
     where they are shared as all other weights are.
 
     All ranks call this together. A rank stands at ``layout.expert_place(rank)``.
     """
-    if model.experts is None or (layout.ep == 1 and layout.expert_ranks == layout.dp_shard):
+    if model.experts is None or layout.ep * layout.tp == 1:
         return None
     ranks = torch.empty(layout.pp, layout.expert_replicas, layout.expert_shards, layout.ep, dtype=torch.int64)
     for rank in range(layout.world_size):

@@ -151,7 +151,7 @@ class _Shapes:
     def __init__(self, layout: Layout, seq_len: int, hidden_size: int, dtype: torch.dtype) -> None:
         batch = layout.sequences_per_microbatch
         self.tokens = torch.empty(batch, seq_len, dtype=torch.int64, device="meta")
-        self.hidden = torch.empty(batch, seq_len // layout.tp, hidden_size, dtype=dtype, device="meta")
+        self.hidden = torch.empty(batch, seq_len // (layout.cp * layout.tp), hidden_size, dtype=dtype, device="meta")
         self.hidden.requires_grad_()
         self.loss = torch.empty((), dtype=torch.promote_types(dtype, torch.float32), device="meta").requires_grad_()
 

@@ -9,9 +9,10 @@ from torch.distributed.tensor import DTensor
 
 from triax.nn.decoder import Decoder
 from triax.nn.init import initial_rows
+from triax.parallel.context import split_context
 from triax.parallel.execute import Executor, LocalExecutor
 from triax.parallel.expert import split_experts
-from triax.parallel.mesh import expert_mesh
+from triax.parallel.mesh import expert_mesh, sequence_group, weight_mesh
 from triax.parallel.pipeline import PipelineExecutor
 from triax.parallel.progress import Progress
 from triax.parallel.recompute import wrap_recompute
@@ -34,12 +35,15 @@ def place(
     the weights table. Fill them with ``initialise`` or from a checkpoint.
     """
     stages = cut_into_stages(model, layout, precision)
+    weights = weight_mesh(mesh, layout)
     experts = expert_mesh(layout, model, device.type)
+    sequence = sequence_group(mesh)
     for stage in stages:
-        split_tensors(stage, mesh)
-        split_experts(stage, experts, mesh, layout)
+        split_tensors(stage, weights)
+        split_experts(stage, experts, sequence, layout)
+        split_context(stage, mesh, layout.cp_method)
         wrap_recompute(stage, layout.recompute)
-        shard(stage, mesh, experts, layout, precision)
+        shard(stage, weights, experts, layout, precision)
         stage.to_empty(device=device)
     return stages
 
@@ -75,10 +79,11 @@ def initialise(stages: Sequence[Decoder], model: ModelSpec, seed: int, layout: L
 def _held_ranges(weight: Weight, layout: Layout) -> tuple[range, range | None]:
     """Return the rows of the whole ``weight`` this rank holds, and the columns where tensor parallelism cuts those.
 
-    Rows are cut by ``dp_shard`` inside what ``tp`` leaves, those of experts inside what ``ep`` leaves, all as
-    ``torch.chunk`` does it.
+    Rows are cut by the ranks that share weights inside what ``tp`` leaves, those of experts inside what ``ep`` leaves,
+    all as ``torch.chunk`` does it.
     """
     here = layout.coordinate(dist.get_rank())
+    _, shard_index = layout.weight_place(dist.get_rank())
     rows, columns = range(weight.shape[0]), None
     if not weight.is_trained:
         return rows, None
@@ -89,7 +94,7 @@ def _held_ranges(weight: Weight, layout: Layout) -> tuple[range, range | None]:
         rows = _chunk(rows, layout.tp, here.tp)
     elif weight.tp_dim == 1 and layout.tp > 1:
         columns = _chunk(range(weight.shape[1]), layout.tp, here.tp)
-    return _chunk(rows, layout.dp_shard, here.dp_shard), columns
+    return _chunk(rows, layout.weight_shards, shard_index), columns
 
 
 def _chunk(whole: range, parts: int, index: int) -> range:

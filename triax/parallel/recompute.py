@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from triax.nn.decoder import Decoder
+from triax.nn.ranges import ATTEND_RANGES
 from triax.spec.layout import Recompute
 
 _DEAR: Final = frozenset(
@@ -27,6 +28,7 @@ _DEAR: Final = frozenset(
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
         torch.ops.torch_attn._varlen_attn.default,
+        ATTEND_RANGES,
     }
 )
 

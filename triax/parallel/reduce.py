@@ -44,7 +44,8 @@ def sum_step(
     """Return the loss, the gradient norm and the flags of a step with one all-reduce of a few numbers over all ranks.
 
     Ranks that hold the same gradient bring equal parts of its square: replicas, and tp ranks of a weight they do not
-    cut. So do tp ranks of a loss, which each of them has whole. ``seen`` is summed along.
+    cut. So do tp ranks of a loss, which each of them has whole; cp ranks have that of their own positions. ``seen`` is
+    summed along.
     """
     by_copies: dict[int, list[nn.Parameter]] = {}
     for parameter in parameters:
@@ -64,15 +65,15 @@ def _copies(parameter: nn.Parameter, layout: Layout) -> int:
     """Return how many ranks hold the same part of ``parameter``."""
     if is_of_experts(parameter):
         return layout.expert_replicas
-    return layout.dp_replicate * (layout.tp if is_whole(parameter) else 1)
+    return layout.weight_replicas * (layout.tp if is_whole(parameter) else 1)
 
 
 def mean_over_ranks(loss_sum: Tensor, count: int, layout: Layout) -> float:
     """Return the mean loss over all data ranks, whichever ranks have the loss: every rank gets the same number.
 
-    ``count`` is that of this rank's tokens, which every pp and tp rank of a data rank counts equally.
+    ``count`` is that of this rank's tokens, which every pp, cp and tp rank of a data rank counts equally.
     """
-    counted = torch.tensor(count / (layout.tp * layout.pp), dtype=torch.float64, device=loss_sum.device)
+    counted = torch.tensor(count / (layout.tp * layout.cp * layout.pp), dtype=torch.float64, device=loss_sum.device)
     sums = torch.stack((loss_sum.to(torch.float64) / layout.tp, counted))
     dist.all_reduce(sums)
     return float(sums[0] / sums[1])

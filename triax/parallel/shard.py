@@ -1,8 +1,8 @@
 """What does each data rank hold: everything, or its share of optimizer state, gradients and weights?
 
 The ZeRO stages (Rajbhandari et al. 2019, arXiv:1910.02054) are four settings of torch's ``fully_shard``. Bytes per
-parameter that a rank holds between microbatches, with bf16 compute, fp32 master and fp32 reduce, on N ranks of
-``dp_shard``:
+parameter that a rank holds between microbatches, with bf16 compute, fp32 master and fp32 reduce, on N ranks that share:
+those of ``dp_shard`` and, as they need the same weights for other positions, those of ``cp``:
 
     stage  master  compute copy  gradients  Adam   sum          when gradients are reduced
     0      4       -             4          8      16           once a step (all-reduce)
@@ -41,11 +41,11 @@ def shard(
 ) -> None:
     """Share the weights of ``stage`` over the data axes: one group of collectives for each layer, one for the rest.
 
-    ``experts`` is the mesh of ``expert_mesh``: where there is one, the experts of a layer are a group of their own.
-
-    Under stage 0 the shard axis has one rank, so only the all-reduce over replicas remains.
+    ``mesh`` is that of ``weight_mesh``. Under stage 0 the shard axis has one rank, so only the all-reduce over replicas
+    remains. ``experts`` is the mesh of ``expert_mesh``: where there is one, the experts of a layer are a group of their
+    own.
     """
-    data = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
+    data = mesh["replicate", "shard"] if layout.weight_replicas > 1 else mesh["shard"]
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute], reduce_dtype=DTYPES[precision.reduce], cast_forward_inputs=False
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from triax.errors import BadInput
-from triax.plan.candidates import ORDERS, RECOMPUTE, SCHEDULE_NAMES
+from triax.plan.candidates import CP_METHODS, ORDERS, RECOMPUTE, SCHEDULE_NAMES
 from triax.plan.case import Case
 from triax.plan.catalogue import machine, usd_per_card_hour
 from triax.plan.engine import engine
@@ -209,6 +209,8 @@ def _fixed_by(request: LayoutRequest) -> Fixed:
                 columns[key] = SCHEDULE_NAMES.index(value)
             case "recompute":
                 columns[key] = RECOMPUTE[request.recompute] if request.recompute is not None else 0
+            case "cp_method":
+                columns[key] = CP_METHODS.index(value)
             case "order":
                 columns[key] = ORDERS.index(tuple(value))
             case "stage_cuts":
@@ -245,4 +247,6 @@ def _said(key: str, values: Sequence[int]) -> list[str]:
         return [SCHEDULE_NAMES[value] for value in values]
     if key == "recompute":
         return [names[value] for value in values]
+    if key == "cp_method":
+        return [CP_METHODS[value] for value in values]
     return [str(value) for value in values]

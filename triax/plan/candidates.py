@@ -6,12 +6,12 @@ Every model of memory and time reads these arrays, with one entry for a page and
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import permutations
-from typing import Any, Final, Self
+from typing import Any, Final, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from triax.spec.layout import AXES, Axis, Layout, Recompute
+from triax.spec.layout import AXES, Axis, ContextMethod, Layout, Recompute
 from triax.spec.schedule import SCHEDULES
 
 Integers = NDArray[np.int64]
@@ -21,6 +21,8 @@ ORDERS: Final[tuple[tuple[Axis, ...], ...]] = tuple(permutations(AXES))
 """Every order of the axes, outermost first; ``order`` is an index into it, and 0 is the layout's default."""
 SCHEDULE_NAMES: Final[tuple[str, ...]] = tuple(SCHEDULES)
 """``schedule`` is an index into it."""
+CP_METHODS: Final[tuple[ContextMethod, ...]] = get_args(ContextMethod)
+"""``cp_method`` is an index into it, and 0 is the layout's default."""
 
 # What is computed again in the backward, as bits of ``recompute``. The layout's own three are the first and the last.
 CORE_ATTENTION: Final = 1
@@ -46,6 +48,7 @@ class Candidates:
     dp_replicate: Integers
     dp_shard: Integers
     cp: Integers
+    cp_method: Integers
     tp: Integers
     ep: Integers
     etp: Integers
@@ -82,7 +85,7 @@ class Candidates:
         """
         defaults = dict.fromkeys(_NAMES, 1) | {
             "schedule": SCHEDULE_NAMES.index("1F1B"), "recompute": 0, "recompute_layers": 0, "offload_layers": 0,
-            "order": 0, "cut": -1,
+            "order": 0, "cut": -1, "cp_method": 0,
         }  # fmt: skip
         unknown = columns.keys() - defaults.keys()
         if unknown:
@@ -96,8 +99,9 @@ class Candidates:
         """Return one candidate for each layout."""
         columns: dict[str, list[int]] = {
             name: [int(getattr(layout, name)) for layout in layouts] for name in _NAMES & Layout.model_fields.keys()
-            if name not in ("schedule", "recompute", "order")
+            if name not in ("schedule", "recompute", "order", "cp_method")
         }  # fmt: skip
+        columns["cp_method"] = [CP_METHODS.index(layout.cp_method) for layout in layouts]
         columns["schedule"] = [SCHEDULE_NAMES.index(layout.schedule) for layout in layouts]
         columns["recompute"] = [RECOMPUTE[layout.recompute] for layout in layouts]
         columns["order"] = [ORDERS.index(layout.order) for layout in layouts]
@@ -120,6 +124,7 @@ class Candidates:
         cut = int(self.cut[index])
         named: dict[str, Any] = {axis: int(getattr(self, axis)[index]) for axis in (*AXES, "ep")}
         named["schedule"] = SCHEDULE_NAMES[int(self.schedule[index])]
+        named["cp_method"] = CP_METHODS[int(self.cp_method[index])]
         return Layout(
             **named,
             zero=int(self.zero[index]),

@@ -30,6 +30,8 @@ class Engine:
     recipes: tuple[Recipe, ...]
     axes: tuple[str, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
     """Axes that it can cut."""
+    unpriced: tuple[str, ...] = ()
+    """Those among them whose cost was compared with no run of it: a search leaves them at 1 unless they are decided."""
 
     # Memory. The moments and the master copy are the optimizer's business, see ``triax.plan.memory``.
     holds_low_precision_weights: bool = True
@@ -118,7 +120,7 @@ _TRIAX: Final = Engine(
     name="triax",
     family="triax",
     recipes=("fp32", "fp64", "bf16"),
-    axes=("pp", "dp_replicate", "dp_shard", "tp"),
+    unpriced=("cp", "ep"),
     holds_low_precision_weights=False,
     zero1_keeps_grads_whole=True,
     loss="chunked",

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from triax.plan.candidates import ORDERS, RECOMPUTE, SCHEDULE_NAMES, Candidates, Integers
+from triax.plan.candidates import CP_METHODS, ORDERS, RECOMPUTE, SCHEDULE_NAMES, Candidates, Integers
 from triax.plan.case import Case
 from triax.plan.legal import ZERO_STAGES, legal_mask
 from triax.spec.layout import AXES
@@ -27,6 +27,8 @@ _MOST_TOKENS: Final = 1 << 18
 _LARGEST_TP: Final = 64
 _SCHEDULES: Final = ("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 """GPipe and LoopedBFS are left out: as long as 1F1B and its interleaved kind, and never smaller."""
+_CP_METHODS: Final = (CP_METHODS.index("all_gather"),)
+"""The one that any attention can do."""
 _SCHEDULES_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "triax": _SCHEDULES,
     "fsdp": _SCHEDULES,
@@ -65,13 +67,16 @@ def shapes(case: Case, fixed: Fixed | None = None) -> Candidates:
     engine, network = case.engine, case.network
     whole = divisors(cards)
 
+    proposed = set(engine.axes) - set(engine.unpriced)
+
     def degree(axis: str, most: int) -> Sequence[int]:
-        legal = whole if axis in engine.axes else [1]
+        legal = whole if axis in proposed else [1]
         return fixed.among(axis, [value for value in legal if value <= most])
 
     rows = _cross(
-        {}, tp=degree("tp", _LARGEST_TP), cp=degree("cp", case.workload.seq_len), pp=degree("pp", network.layers)
-    )
+        {}, tp=degree("tp", _LARGEST_TP), cp=degree("cp", case.workload.seq_len), pp=degree("pp", network.layers),
+        cp_method=fixed.among("cp_method", _CP_METHODS),
+    )  # fmt: skip
     rows = _cross(
         rows, schedule=_schedules(case, fixed), stages_per_rank=fixed.among("stages_per_rank", _STAGES_PER_RANK)
     )
@@ -84,7 +89,7 @@ def shapes(case: Case, fixed: Fixed | None = None) -> Candidates:
                   share % rows["sequences_per_microbatch"] == 0)  # fmt: skip
     if "microbatches" in fixed.columns:
         rows = _where(rows, rows["microbatches"] == fixed.columns["microbatches"])
-    experts = 1 if network.experts is None or "ep" not in engine.axes else network.experts.count
+    experts = 1 if network.experts is None or "ep" not in proposed else network.experts.count
     rows = _cross(rows, ep=fixed.among("ep", divisors(experts)))
     return _legal(case, _smallest(case, rows, fixed))
 
@@ -114,11 +119,13 @@ def _smallest(case: Case, rows: Columns, fixed: Fixed) -> Columns:
     replicate = fixed.columns.get("dp_replicate", 1) if shard is None else np.maximum(shared // shard, 1)
     if case.engine.family == "deepspeed":
         deepest = np.where(rows["pp"] > 1, np.minimum(deepest, 1), deepest)
-    can_share = (shared > 1) & (deepest > 0) & ("dp_shard" in case.engine.axes) & (shard != 1)
+    can_share = (deepest > 0) & ("dp_shard" in case.engine.axes)
+    is_sharded = can_share & (shared > 1) & (shard != 1)
+    is_shared = is_sharded | (can_share & (rows["cp"] > 1))  # ranks of one sequence share as those of dp_shard do
     own = rows | {
-        "dp_replicate": np.where(can_share, replicate, shared),
-        "dp_shard": np.where(can_share, shared // replicate, 1),
-        "zero": np.where(can_share, deepest, min(stages)),
+        "dp_replicate": np.where(is_sharded, replicate, shared),
+        "dp_shard": np.where(is_sharded, shared // replicate, 1),
+        "zero": np.where(is_shared, deepest, min(stages)),
         "recompute": np.full_like(shared, max(fixed.among("recompute", _RECOMPUTE_COST))),
         "order": np.full_like(shared, fixed.among("order", _ORDERS)[0]),
     }
@@ -143,7 +150,9 @@ def recomputed(case: Case, plain: Candidates, fixed: Fixed | None = None) -> Can
     return _legal(case, _cross(rows, recompute=(fixed or Fixed()).among("recompute", _RECOMPUTE_COST)))
 
 
-_SHAPE: Final = ("tp", "cp", "pp", "schedule", "stages_per_rank", "sequences_per_microbatch", "microbatches", "ep")
+_SHAPE: Final = (
+    "tp", "cp", "cp_method", "pp", "schedule", "stages_per_rank", "sequences_per_microbatch", "microbatches", "ep",
+)  # fmt: skip
 
 
 def plain_variants(case: Case, chosen: Candidates, fixed: Fixed | None = None) -> Candidates:
@@ -168,9 +177,9 @@ def plain_variants(case: Case, chosen: Candidates, fixed: Fixed | None = None) -
 
 def _is_worth(case: Case, rows: Columns, fixed: Fixed) -> Any:
     """Leave out what is another candidate under another name: a stage that nobody shares, sharing within one rank."""
-    alone = rows["dp_shard"] == 1
+    alone = rows["dp_shard"] * (rows["cp"] if "dp_shard" in case.engine.axes else 1) == 1
     least = min(fixed.among("zero", ZERO_STAGES[case.engine.family]))
-    return np.where(alone, rows["zero"] == least, rows["zero"] > 0)
+    return np.where(alone, rows["zero"] == least, (rows["zero"] > 0) | (rows["dp_shard"] == 1))
 
 
 def _differs(case: Case, rows: Columns) -> Any:

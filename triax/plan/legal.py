@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from triax.plan.candidates import SCHEDULE_NAMES, SELECTIVE, Candidates, Integers
+from triax.plan.candidates import CP_METHODS, SCHEDULE_NAMES, SELECTIVE, Candidates, Integers
 from triax.plan.case import Case
 from triax.plan.engine import Family
 from triax.spec.schedule import SCHEDULES
@@ -23,6 +23,9 @@ _MIN_PP: Final = np.array([SCHEDULES[name].min_pp for name in SCHEDULE_NAMES])
 _MIN_STAGES: Final = np.array([SCHEDULES[name].min_stages_per_rank for name in SCHEDULE_NAMES])
 _MAX_STAGES: Final = np.array([SCHEDULES[name].max_stages_per_rank or _MOST for name in SCHEDULE_NAMES])
 _SPLITS: Final = np.array([SCHEDULES[name].splits_backward for name in SCHEDULE_NAMES])
+
+_RING: Final = CP_METHODS.index("ring")
+_EXCHANGES: Final = CP_METHODS.index("all_to_all")
 
 ZERO_STAGES: Final[Mapping[Family, tuple[int, ...]]] = {
     "triax": (0, 1, 2, 3),
@@ -39,11 +42,7 @@ def legal_mask(case: Case, candidates: Candidates) -> Mask:
     """Return which candidates the engine of ``case`` can train on exactly the cards of its machine."""
     c, engine = candidates, case.engine
     fits: Mask = (c.world_size == case.machine.cards) & _step(case, c) & _tensor(case, c) & _pipeline(case, c)
-    fits &= _sharing(case, c) & _experts(case, c)
-    length = case.workload.seq_len
-    if "cp" in engine.axes:
-        # Causal attention is balanced by giving each rank a part from the front and one from the back.
-        fits &= (c.cp == 1) | (length % (2 * c.cp * c.tp) == 0)
+    fits &= _sharing(case, c) & _experts(case, c) & _context(case, c)
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
         if axis not in engine.axes:
             fits &= getattr(c, axis) == 1
@@ -64,6 +63,21 @@ def _tensor(case: Case, c: Candidates) -> Mask:
     if network.state_space is not None:
         fits &= (network.state_space.heads % tp == 0) & (network.state_space.groups % tp == 0)
     return fits if network.qk_norm != "full" else fits & (tp == 1)
+
+
+def _context(case: Case, c: Candidates) -> Mask:
+    """Causal attention is balanced by giving each rank a part from the front and one from the back."""
+    length, network = case.workload.seq_len, case.network
+    if case.engine.family != "triax":
+        fits: Mask = (c.cp == 1) | (length % (2 * c.cp * c.tp) == 0)
+        return fits
+    fits = (c.cp == 1) | ((length % (2 * c.cp) == 0) & (length // c.cp % c.tp == 0))
+    # What is exchanged for positions are whole heads of what tensor parallelism leaves.
+    ways = c.cp * c.tp
+    fits &= (c.cp_method != _EXCHANGES) | ((network.heads % ways == 0) & (network.kv_heads % ways == 0))
+    if network.window is not None and network.window < length and network.windowed_layers:
+        fits &= (c.cp_method != _RING) | (c.cp == 1)
+    return fits
 
 
 def _feeds_all(size: int, parts: Integers) -> Mask:

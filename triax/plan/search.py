@@ -104,8 +104,8 @@ def _bounds(case: Case, shaped: Candidates) -> Numbers:
 
 
 _SHAPE: Final = (
-    "tp", "cp", "pp", "dp_replicate", "dp_shard", "schedule", "stages_per_rank", "sequences_per_microbatch",
-    "microbatches", "ep",
+    "tp", "cp", "cp_method", "pp", "dp_replicate", "dp_shard", "schedule", "stages_per_rank",
+    "sequences_per_microbatch", "microbatches", "ep",
 )  # fmt: skip
 
 

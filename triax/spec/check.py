@@ -5,10 +5,10 @@ refused later.
 """
 
 import math
-from typing import Final
 
 from triax.errors import BadInput
 from triax.spec.cluster import Cluster
+from triax.spec.context import chunk_count
 from triax.spec.layout import AXES, Axis, Layout, Refusal
 from triax.spec.legal_values import both, divisors, either, multiples, nearest
 from triax.spec.model import ModelSpec
@@ -16,16 +16,13 @@ from triax.spec.run import Run
 from triax.spec.schedule import legal, schedule_kind, splits_backward
 from triax.spec.value import LARGEST_SMALL_COUNT
 
-_AXES_NOT_TRAINED: Final[tuple[Axis, ...]] = ("cp",)
-"""Axes that can be said and are refused by name until they are built."""
-
 
 def check(layout: Layout, run: Run, cluster: Cluster | None = None) -> list[Refusal]:
     """Return every reason why ``layout`` cannot train ``run`` on ``cluster``; an empty list means that it can."""
     model = run.model
     refusals = [
-        *_axes(layout), *_experts(layout, model), *_tensor(layout, model, run.data.seq_len),
-        *_pipeline(layout, model), *_sharing(layout), *_step(layout, run),
+        *_experts(layout, model), *_context(layout, model, run.data.seq_len),
+        *_tensor(layout, model, run.data.seq_len), *_pipeline(layout, model), *_sharing(layout), *_step(layout, run),
     ]  # fmt: skip
     return refusals if cluster is None else [*refusals, *_ranks(layout, run, cluster)]
 
@@ -35,14 +32,6 @@ def require_legal(layout: Layout, run: Run, cluster: Cluster | None = None) -> N
     refusals = check(layout, run, cluster)
     if refusals:
         raise BadInput("\n".join(refusal.message for refusal in refusals))
-
-
-def _axes(layout: Layout) -> list[Refusal]:
-    return [
-        Refusal(axis, f"{axis}={layout.degree(axis)} is not trained by this version of triax: use {axis}=1.")
-        for axis in _AXES_NOT_TRAINED
-        if layout.degree(axis) > 1
-    ]
 
 
 def _experts(layout: Layout, model: ModelSpec) -> list[Refusal]:
@@ -64,15 +53,74 @@ def _experts(layout: Layout, model: ModelSpec) -> list[Refusal]:
     return [Refusal("ep", f"ep={ep} {both(faults)}: use ep={either(nearest(fitting, ep))}.")]
 
 
+def _context(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
+    """A sequence must divide into two chunks for each ``cp`` rank, and the method must fit the attention."""
+    cp, chunks, refusals = layout.cp, chunk_count(layout.cp), []
+    if seq_len % chunks:
+        message = (
+            f"cp={cp} cuts a sequence into {chunks} chunks, two for each rank, and seq_len={seq_len} does not divide "
+            f"into them ({either(multiples(chunks, seq_len))} would): use cp="
+            f"{either(nearest(_fitting_cp(layout, model, seq_len), cp))}."
+        )
+        refusals.append(Refusal("cp", message))
+    undivided = [f"{name}={size}" for name, size in _heads(model).items() if size % cp]
+    if layout.cp_method == "all_to_all" and undivided:
+        fewer = [f"cp={degree}" for degree in nearest(_fitting_cp(layout, model, seq_len), cp)]
+        message = (
+            f"cp_method=all_to_all gives each of the cp={cp} ranks whole heads, and cp={cp} does not divide "
+            f"{both(undivided)}: use {either(['cp_method=all_gather', *fewer])}."
+        )
+        refusals.append(Refusal("cp_method", message))
+    if layout.cp_method == "ring" and cp > 1 and _has_windows(model, seq_len):
+        message = (
+            f"cp_method=ring takes every key past every rank, and layers with sliding_window={model.sliding_window} "
+            f"see few of seq_len={seq_len}: use cp_method=all_gather."
+        )
+        refusals.append(Refusal("cp_method", message))
+    return refusals
+
+
+def _fitting_cp(layout: Layout, model: ModelSpec, seq_len: int) -> list[int]:
+    """Return the degrees, ascending, that fit the sequence and the method and bring ``tp`` no new fault."""
+
+    def is_cut_by_tp(cp: int) -> bool:
+        return not any(size % layout.tp for size in _whole_parts(layout, model, seq_len, cp).values())
+
+    return [
+        cp
+        for cp in divisors(seq_len)
+        if seq_len % chunk_count(cp) == 0
+        and (layout.cp_method != "all_to_all" or not any(size % cp for size in _heads(model).values()))
+        and (is_cut_by_tp(cp) or not is_cut_by_tp(layout.cp))
+    ]
+
+
+def _heads(model: ModelSpec) -> dict[str, int]:
+    return {"num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.kv_heads}
+
+
+def _has_windows(model: ModelSpec, seq_len: int) -> bool:
+    window = model.sliding_window
+    return window is not None and window < seq_len and len(set(model.global_layers)) < model.num_hidden_layers
+
+
+def _whole_parts(layout: Layout, model: ModelSpec, seq_len: int, cp: int) -> dict[str, int]:
+    """Return what ``tp`` must divide: heads and the sequence, or what each of ``cp`` ranks has of them."""
+    parts: dict[str, int] = {}
+    for name, size in _heads(model).items():
+        is_dealt = cp > 1 and layout.cp_method == "all_to_all" and not any(n % cp for n in _heads(model).values())
+        parts |= {f"{name}/cp": size // cp} if is_dealt else {name: size}
+    is_cut = cp > 1 and seq_len % chunk_count(cp) == 0
+    return parts | ({"seq_len/cp": seq_len // cp} if is_cut else {"seq_len": seq_len})
+
+
 def _tensor(layout: Layout, model: ModelSpec, seq_len: int) -> list[Refusal]:
     """Heads and the sequence must divide over ``tp``.
 
     Feed-forward and vocabulary need not: they are cut as ``torch.chunk`` cuts, and every rank must get a part.
     """
     tp = layout.tp
-    whole_parts = {
-        "num_attention_heads": model.num_attention_heads, "num_key_value_heads": model.kv_heads, "seq_len": seq_len,
-    }  # fmt: skip
+    whole_parts = _whole_parts(layout, model, seq_len, layout.cp)
     parts = {**model.feed_forward_widths, "vocab_size": model.vocab_size}
     undivided = [f"{name}={size}" for name, size in whole_parts.items() if size % tp]
     short = [f"{name}={size}" for name, size in parts.items() if not _feeds_all(size, tp)]

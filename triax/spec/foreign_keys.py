@@ -29,6 +29,8 @@ FOREIGN_KEYS: Final[dict[str, str]] = {
     "context_parallel_size": "layout.cp",
     "context_parallel_degree": "layout.cp",
     "cp_size": "layout.cp",
+    "cp_comm_type": "layout.cp_method",
+    "context_parallel_rotate_method": "layout.cp_method",
     "expert_model_parallel_size": "layout.ep",
     "expert_parallel_degree": "layout.ep",
     "expert_parallel_size": "layout.ep",

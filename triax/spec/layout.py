@@ -15,6 +15,7 @@ from triax.spec.value import Counts, SmallCount, Value, as_tuple
 Axis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp"]
 AXES: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 Recompute = Literal["none", "selective", "full"]
+ContextMethod = Literal["all_gather", "ring", "all_to_all"]
 ScheduleName = Literal[
     "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
 ]
@@ -61,13 +62,13 @@ class Layout(Value):
     dp_shard: SmallCount = 1
     """Ranks that see different sequences and share one copy of what ``zero`` says."""
     cp: SmallCount = 1
-    """Parts that one sequence is cut into."""
+    """Parts that one sequence is cut into; their ranks share what ``zero`` says, as those of dp_shard do."""
     tp: SmallCount = 1
     """Parts that each matrix is cut into."""
     ep: SmallCount = 1
     """Groups that experts are spread over, borrowed from dp_shard x cp x tp."""
     zero: int = Field(default=1, ge=0, le=3)
-    """What dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
+    """What dp_shard and cp share: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights."""
     schedule: ScheduleName = "1F1B"
     stages_per_rank: SmallCount = 1
     stage_cuts: Counts | None = None
@@ -76,6 +77,9 @@ class Layout(Value):
     """Sequences of one forward on one data rank."""
     microbatches: SmallCount = 1
     """Forwards of one step on one data rank."""
+    cp_method: ContextMethod = "all_gather"
+    """How parts of a sequence meet in attention: keys and values gathered, passed around a ring, or heads exchanged for
+    positions (all_to_all)."""
     recompute: Recompute = "none"
     """Activations computed again in the backward: none, selective (all but matmul outputs and attention), full."""
     order: AxisOrder = AXES
@@ -90,6 +94,36 @@ class Layout(Value):
     def data_ranks(self) -> int:
         """Ranks that see different sequences: dp_replicate x dp_shard."""
         return self.dp_replicate * self.dp_shard
+
+    @property
+    def gradient_ranks(self) -> int:
+        """Ranks over which the gradient of a weight is averaged: all that see other tokens, dp_replicate x dp_shard x
+        cp."""
+        return self.data_ranks * self.cp
+
+    @property
+    def weight_shards(self) -> int:
+        """Ranks that share one copy of what ``zero`` says: dp_shard x cp, as parts of a sequence share its weights."""
+        return 1 if self.zero == 0 else self.dp_shard * self.cp
+
+    @property
+    def weight_replicas(self) -> int:
+        """Copies of each weight that all-reduce its gradient."""
+        return self.gradient_ranks // self.weight_shards
+
+    def weight_place(self, rank: int) -> tuple[int, int]:
+        """Return which replica and which shard of its weights ``rank`` holds: both grow with the number of the rank."""
+        shared: tuple[Axis, ...] = () if self.zero == 0 else ("dp_shard", "cp")
+        copied: tuple[Axis, ...] = tuple(axis for axis in ("dp_replicate", "dp_shard", "cp") if axis not in shared)
+        return self._index_along(rank, copied), self._index_along(rank, shared)
+
+    def _index_along(self, rank: int, axes: tuple[Axis, ...]) -> int:
+        """Return the place of ``rank`` among the ranks that differ from it along ``axes`` alone, in ascending order."""
+        here, place = self.coordinate(rank), 0
+        for axis in self.order:
+            if axis in axes:
+                place = place * self.degree(axis) + getattr(here, axis)
+        return place
 
     @property
     def sequences_per_step(self) -> int:
@@ -165,7 +199,9 @@ class Layout(Value):
         degrees = [f"{axis}={self.degree(axis)}" for axis in AXES if self.degree(axis) > 1] or ["one rank"]
         if self.ep > 1:
             degrees.append(f"ep={self.ep}")
-        if self.dp_shard > 1 or self.expert_ranks > self.ep > 1:
+        if self.cp > 1 and self.cp_method != "all_gather":
+            degrees.append(f"cp_method={self.cp_method}")
+        if self.dp_shard * self.cp > 1 or self.expert_ranks > self.ep > 1:
             degrees.append(f"zero={self.zero}")
         if self.pp > 1:
             degrees.append(f"schedule={self.schedule}")

@@ -81,7 +81,7 @@ def _cut_step(run: Run, data_ranks: int) -> tuple[int, int]:
     if sequences is None and microbatches is not None:
         sequences = max(share // microbatches, 1)
     elif sequences is None:
-        limit = max(_TOKENS_PER_MICROBATCH // run.data.seq_len, 1)
+        limit = max(_TOKENS_PER_MICROBATCH * (run.layout.cp or 1) // run.data.seq_len, 1)
         pp = run.layout.pp or 1
         if pp > 1:
             limit = max(min(limit, share // (_MICROBATCHES_PER_STAGE * pp)), 1)

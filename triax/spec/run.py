@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from triax.spec.cluster import Cluster
 from triax.spec.data import DataSpec
-from triax.spec.layout import AxisOrder, Recompute, ScheduleName
+from triax.spec.layout import AxisOrder, ContextMethod, Recompute, ScheduleName
 from triax.spec.legal_values import either, multiples
 from triax.spec.model import ModelSpec
 from triax.spec.value import LARGEST_SMALL_COUNT, Count, Counts, SmallCount, Text, Value, fingerprint
@@ -152,6 +152,7 @@ class LayoutRequest(Value):
     stage_cuts: Counts | None = None
     sequences_per_microbatch: SmallCount | None = None
     microbatches: SmallCount | None = None
+    cp_method: ContextMethod | None = None
     recompute: Recompute | None = None
     order: AxisOrder | None = None
 

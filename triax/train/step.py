@@ -115,7 +115,7 @@ class Stepper:
         local_count = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in batches)
         count = count_over_data(local_count, self._group, self._device)
         on_device = [DeviceBatch.of(batch, self._device) for batch in batches]
-        loss_sum = self._executor.execute(on_device, self._layout.data_ranks / count)
+        loss_sum = self._executor.execute(on_device, self._layout.gradient_ranks / count)
         self._progress.enter_phase("summing gradients")
         parameters = self._optimizer.parameters
         sum_replicated(parameters, self._mesh)

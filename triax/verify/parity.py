@@ -18,6 +18,7 @@ from triax.data.corpus import Corpus, open_corpus
 from triax.parallel.launch import Process
 from triax.parallel.place import initialise
 from triax.parallel.progress import Progress
+from triax.spec.context import positions_of
 from triax.spec.layout import Layout
 from triax.spec.run import Run
 from triax.train.assemble import Parts, assemble
@@ -197,8 +198,10 @@ class _Comparison:
         first = (microbatch * self.layout.data_ranks + self.data_rank) * size
         if whole is None or first + size > len(whole):
             return
-        start = self.place.tp * length if length < whole.shape[1] else 0
-        expected = whole[first : first + size, start : start + length]
+        chunks = positions_of(whole.shape[1], self.layout.cp, self.place.cp)
+        here = torch.cat([whole[first : first + size, chunk.start : chunk.stop] for chunk in chunks], dim=1)
+        start = self.place.tp * length if length < here.shape[1] else 0
+        expected = here[:, start : start + length]
         if not float(expected.abs().max()):
             return
         self._tensor("output", name, 1, actual, expected, OUTPUT[self._precision])

@@ -127,12 +127,13 @@ def _at_most(count: int, most: int) -> int:
 
 def _seq_len(seq_len: int, layout: Layout) -> int:
     small = min(seq_len, _SEQ_LEN)
-    return small - small % 2 if layout.tp > 1 else small
+    unit = 4 if layout.cp > 1 else 2 if layout.tp > 1 else 1
+    return small - small % unit
 
 
 def _small_model(model: ModelSpec, layout: Layout, seq_len: int) -> ModelSpec:
     heads_per_group = model.num_attention_heads // model.kv_heads
-    groups = 2 if layout.tp > 1 else _at_most(model.kv_heads, 3)
+    groups = _groups(model, layout)
     heads = groups * heads_per_group
     width = _head_width(model)
     hidden = heads * width
@@ -164,6 +165,14 @@ def _small_model(model: ModelSpec, layout: Layout, seq_len: int) -> ModelSpec:
         pairs = int(width * model.partial_rotary_factor) // 2
         changes["rope_scaling"] = _small_rope(model.rope_scaling, pairs, small_seq_len, seq_len)
     return ModelSpec.model_validate(model.model_dump() | changes)
+
+
+def _groups(model: ModelSpec, layout: Layout) -> int:
+    """Return how many key/value heads: enough for each rank that heads are cut over."""
+    deals_heads = layout.cp > 1 and layout.cp_method == "all_to_all"
+    if layout.tp > 1 or deals_heads:
+        return 4 if layout.tp > 1 and deals_heads else 2
+    return _at_most(model.kv_heads, 3)
 
 
 def _is_uneven(size: int, parts: int) -> int:
