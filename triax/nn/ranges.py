@@ -52,6 +52,9 @@ ATTEND_RANGES: Final = torch.ops.triax.attend_ranges.default
 attend_part = torch.library.custom_op("triax::attend_part", _attended, mutates_args=())
 """The same over some of the keys, to be merged with others: nothing that recomputation keeps."""
 
+BODIES: Final = {ATTEND_RANGES: _attended, torch.ops.triax.attend_part.default: _attended}
+"""What each of the two runs, for an onlooker who counts what happens inside."""
+
 
 def merge_parts(out: Tensor, log_sums: Tensor, other: Tensor, other_log_sums: Tensor) -> tuple[Tensor, Tensor]:
     """Return what attention over the keys of both parts gives; every query must see a key of the first."""
