@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triax.nn.balance import Balance, Choice
+from triax.nn.card import is_on_card
 from triax.nn.feed_forward import ACTIVATIONS, FeedForward
 from triax.spec.experts import ExpertSpec
 from triax.spec.model import ModelSpec
@@ -141,7 +142,7 @@ class Experts(nn.Module):
 
 def can_group(rows_CD: Tensor, inner: int) -> bool:
     """Return whether torch's grouped matmul takes these rows, and what becomes of them at width ``inner``."""
-    dtypes = (torch.bfloat16,) if rows_CD.is_cuda else (torch.bfloat16, torch.float32)
+    dtypes = (torch.bfloat16,) if is_on_card(rows_CD) else (torch.bfloat16, torch.float32)
     fits = all(width * rows_CD.element_size() % _GROUPED_BYTES == 0 for width in (rows_CD.shape[1], inner))
     return rows_CD.dtype in dtypes and fits
 

@@ -116,15 +116,18 @@ class Ledger:
         self._passed.add(self._find(tensor).number)
 
     def look(self) -> None:
-        """Write down which of the storages that torch empties and fills have been."""
+        """Write down which of the storages that torch empties and fills are empty by now; ``add_resized`` sees the
+        filling."""
         for known in self._resized.values():
-            self._look_at(known)
+            if known.held:
+                self._look_at(known)
 
     def _find(self, tensor: Tensor) -> _Storage:
         storage = local(tensor).untyped_storage()
         key = id(storage)
         known = self._known.get(key)
         if known is None or known.reference() is not storage:
+            self.look()  # what was let go before this was made must be known to be gone
             number = len(self._born)
             self._born.append(len(self._phases) - 1)
             self._ended.append(-1)

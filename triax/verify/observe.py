@@ -13,7 +13,6 @@ import torch.distributed.fsdp._fully_shard._fsdp_collectives  # it defines what 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from triax.data.batch import Batch
@@ -29,6 +28,7 @@ from triax.train.step import AFTER_SCHEDULE
 from triax.verify.balanced import force_balance
 from triax.verify.ghosts import Ghosts
 from triax.verify.ledger import Ledger, Moment, Phase
+from triax.verify.operands import has_memory, tensors_in
 from triax.verify.operations import flops
 from triax.verify.traffic import Collective, Traffic
 
@@ -148,6 +148,8 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)  # a question about a tensor
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as operations on local tensors
         if self._ghosts.are_about:
@@ -156,15 +158,14 @@ class _Dispatch(TorchDispatchMode):
             with self:
                 return BODIES[func](*args, **kwargs)
         onlooker, ledger = self._onlooker, self._onlooker.ledger
-        ledger.look()
         if func.namespace == "c10d":
             onlooker.pass_on(*onlooker.traffic.collective(func, args, kwargs, onlooker.now.name))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and not leaf.is_meta]
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, Tensor) and not leaf.is_meta:
-                ledger.add_made(leaf, given)
+        given = tensors_in((*args, *kwargs.values()))
+        for tensor in tensors_in((result,)):
+            if has_memory(tensor):
+                ledger.add_made(tensor, given)
         if func.namespace == "fsdp":
             _mark(ledger, func, args, kwargs, result)
         count = flops(func, args, kwargs, result)

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+import torch.nn.attention.varlen  # it defines attention inside documents
 from torch.utils.flop_counter import flop_registry
+
+from triax.spec.flops import mean_attended
 
 aten = torch.ops.aten
 
@@ -32,6 +35,25 @@ def _attention_backward(args: Any, kwargs: Any, _out: Any) -> int:
     return int(2 * _attended(q, k, is_causal) * (3 * q.shape[3] + 2 * v.shape[3]))
 
 
+def _documents(args: Any, kwargs: Any, _out: Any) -> int:
+    """Attention inside the documents of packed sequences, of (T, N, H) queries."""
+    q, v = args[0], args[2]
+    return int(2 * q.shape[1] * _seen(args[3], args, kwargs, 9) * (q.shape[2] + v.shape[2]))
+
+
+def _documents_backward(args: Any, kwargs: Any, _out: Any) -> int:
+    q, v = args[1], args[3]
+    return int(2 * q.shape[1] * _seen(args[6], args, kwargs, 13) * (3 * q.shape[2] + 2 * v.shape[2]))
+
+
+def _seen(bounds: Any, args: Any, kwargs: Any, place: int) -> int:
+    """Return the pairs of a query and a key that it may see in documents with ``bounds``."""
+    lengths: list[int] = bounds.diff().tolist()
+    before = kwargs.get("window_size", args[place] if len(args) > place else None) or (-1, 0)
+    window = None if before[0] < 0 else before[0] + 1
+    return round(float(mean_attended(lengths, window)) * sum(lengths))
+
+
 def _is_causal(args: Any, kwargs: Any, place: int) -> bool:
     return bool(kwargs.get("is_causal", args[place] if len(args) > place else False))
 
@@ -48,6 +70,8 @@ _OWN: Final[dict[Any, Callable[[Any, Any, Any], int]]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: _grouped,
+    torch.ops.torch_attn._varlen_attn: _documents,
+    torch.ops.torch_attn._varlen_attn_backward: _documents_backward,
 }
 """What torch's own registry does not count, or counts as if every query saw every key."""
 

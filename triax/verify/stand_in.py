@@ -22,7 +22,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from triax.nn.card import standing_for_cards
 from triax.verify.ghosts import Ghosts
+from triax.verify.operands import tensors_in
 
 _WHOLE: Final = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -33,13 +35,19 @@ _GROUPED: Final = torch.ops.aten._grouped_mm.default
 
 
 @contextmanager
-def standing_in(rank: int, world_size: int) -> Iterator[None]:
-    """Be ``rank`` of ``world_size`` inside the ``with``: floating-point tensors made there have no memory."""
+def standing_in(rank: int, world_size: int, *, on_cards: bool = False) -> Iterator[None]:
+    """Be ``rank`` of ``world_size`` inside the ``with``: floating-point tensors made there have no memory.
+
+    ``on_cards``: the engine does what it does on cards (``triax.nn.card``).
+    """
     # A store of its own kind: nobody is there to meet.
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         ghosts = Ghosts()
-        with ghosts.watched(), FakeTensorMode(allow_non_fake_inputs=True) as fake, WholeNumbers(fake, ghosts):
+        with (
+            standing_for_cards(on_cards), ghosts.watched(), FakeTensorMode(allow_non_fake_inputs=True) as fake,
+            WholeNumbers(fake, ghosts),
+        ):  # fmt: skip
             yield
     finally:
         dist.destroy_process_group()
@@ -54,11 +62,13 @@ class WholeNumbers(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)  # a question about a tensor
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as operations on local tensors
         if self._ghosts.are_about:
             return func(*args, **kwargs)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((*args, *kwargs.values()))
         is_plain = all(map(_is_plain, tensors)) if tensors else _makes_plain(func, args, kwargs)
         if func is _GROUPED and tensors[0].dtype == torch.float32:
             return _in_wider_numbers(func, args, kwargs)

@@ -7,9 +7,9 @@ from typing import Any, Final, Literal
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from triax.spec.layout import AXES, Layout
+from triax.verify.operands import tensors_in
 
 Link = Literal["inside", "across"]
 """inside: all ranks of the collective are cards of one server. across: it needs the network between servers."""
@@ -70,7 +70,7 @@ class Traffic:
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         kind = _KINDS[func._schema.name.removeprefix("c10d::")]
-        tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        tensors = tensors_in(given.values())
         group = dist.ProcessGroup.unbox(given["process_group"])
         peers = self._peers(group)
         axis = self.axis(peers)
