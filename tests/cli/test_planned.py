@@ -18,7 +18,7 @@ from triax.spec.layout import Layout
 from triax.spec.load import load_plan, load_run
 from triax.spec.plan import make_plan
 from triax.train.run_folder import RunFolder
-from triax.train.worker import Order, work
+from triax.train.order import Order, work
 from triax.watch.processor import ProcessorShare
 
 

@@ -13,6 +13,7 @@ import typer.main
 from triax.cli.checkpoint import checkpoint_app
 from triax.cli.data import data_app
 from triax.cli.doctor import doctor_app
+from triax.cli.dryrun import dryrun_app
 from triax.cli.huggingface import huggingface_app
 from triax.cli.plan import plan_app
 from triax.cli.schedule import schedule_app
@@ -33,6 +34,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(config_app, name="config")
 app.add_typer(doctor_app)
+app.add_typer(dryrun_app)
 app.add_typer(huggingface_app)
 app.add_typer(plan_app)
 app.add_typer(schedule_app)

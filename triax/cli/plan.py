@@ -1,14 +1,13 @@
 """Which layout is best, what does it cost, and why? The verb ``plan``."""
 
 import json
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from triax.cli.files import write_json, write_text
+from triax.cli.page import print_page
 from triax.errors import BadInput
 from triax.units import format_bytes, format_count, parse_count
 
@@ -135,7 +134,7 @@ def _best(
     if json_file is not None:
         write_json(answer.as_json(), json_file)
     if json_file != "-":
-        _print(page(answer))
+        print_page(page(answer))
 
 
 def _too_big(question: "Question", miss: "Misfit") -> str:
@@ -169,20 +168,6 @@ def _write_plan(answer: "Answer", path: Path) -> None:
     made = answer.plan()
     require_legal(made.layout, made.run, made.cluster)
     write_text(path, json.dumps(plan_as_json(made), indent=2) + "\n")
-
-
-def _print(lines: Iterable[str]) -> None:
-    """Print a page: headings bold in a terminal, plain in a pipe."""
-    if not sys.stdout.isatty():
-        for line in lines:
-            print(line)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(Text(line, style="" if line.startswith((" ", "->")) else "bold"))
 
 
 def _size(
@@ -221,7 +206,7 @@ def _size(
         ]  # fmt: skip
         write_json({"format_version": 1, "wish": wish, "sizes": rows}, json_file)
     if json_file != "-":
-        _print(sizes_page(question, tried, chosen, wish))
+        print_page(sizes_page(question, tried, chosen, wish))
 
 
 def _largest(question: "Question", json_file: str | None, *, is_deepest: bool) -> None:
@@ -238,7 +223,7 @@ def _largest(question: "Question", json_file: str | None, *, is_deepest: bool) -
     if json_file is not None:
         write_json({"format_version": 1, "what": what, "most": found}, json_file)
     if json_file != "-":
-        _print([*top(question), f"  at most {found:,} {what} fit (to one part in 32)"])
+        print_page([*top(question), f"  at most {found:,} {what} fit (to one part in 32)"])
 
 
 def _serve(question: "Question", precision: str, context: int, json_file: str | None) -> None:
@@ -265,4 +250,4 @@ def _serve(question: "Question", precision: str, context: int, json_file: str | 
         rows = [asdict(row) | {"tokens_per_s": row.tokens_per_s, "cards": row.cards} for row in found]
         write_json({"format_version": 1, "servings": rows}, json_file)
     if json_file != "-":
-        _print(inference_page(question, found, precision))
+        print_page(inference_page(question, found, precision))

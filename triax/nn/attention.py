@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
+from triax.nn.card import is_on_card
 from triax.nn.norm import RMSNorm
 from triax.nn.rope import Rotation
 from triax.spec.model import ModelSpec
@@ -132,7 +133,7 @@ def _has_packed_flash(q_BNSH: Tensor) -> bool:
     """Whether torch's packed FlashAttention takes these heads: half precision on CUDA, widths of 8, 16, ... 256."""
     head_width = q_BNSH.shape[-1]
     is_half = q_BNSH.dtype in (torch.bfloat16, torch.float16)
-    return q_BNSH.is_cuda and is_half and head_width % 8 == 0 and head_width <= 256
+    return is_on_card(q_BNSH) and is_half and head_width % 8 == 0 and head_width <= 256
 
 
 def _packed_flash(

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from triax.nn.card import is_on_card
+
 
 class Embedding(nn.Embedding):
     """Rows of a matrix (V, D) by token."""
@@ -21,7 +23,7 @@ def look_up(rows_VD: Tensor, tokens_BS: Tensor) -> Tensor:
     On CPU torch adds it up token by token in the dtype of the rows: a bf16 sum of equal numbers stops growing at 256 of
     them, so that the gradient of a common token would depend on how many stand in one microbatch.
     """
-    if rows_VD.is_cuda or rows_VD.dtype not in (torch.bfloat16, torch.float16):
+    if is_on_card(rows_VD) or rows_VD.dtype not in (torch.bfloat16, torch.float16):
         return F.embedding(tokens_BS, rows_VD)
     found: Tensor = _LookUp.apply(rows_VD, tokens_BS)  # type: ignore[no-untyped-call]
     return found

@@ -9,6 +9,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from triax.nn.card import is_on_card
+
 IGNORE_INDEX: Final = -100
 """The label of a token that does not count."""
 
@@ -100,7 +102,7 @@ def _loss_and_gradients(
     ``grad_head``, where they are given."""
     loss = torch.zeros((), dtype=_wide(hidden_TD), device=hidden_TD.device)
     num_rows = head_VD.shape[0]
-    rows = max(_CHUNK_NUMBERS.get(hidden_TD.device.type, _CHUNK_NUMBERS["cpu"]) // vocabulary.most_rows(head_VD), 1)
+    rows = max(_CHUNK_NUMBERS["cuda" if is_on_card(hidden_TD) else "cpu"] // vocabulary.most_rows(head_VD), 1)
     for start in range(0, hidden_TD.shape[0], rows):
         chunk = slice(start, start + rows)
         hidden, labels = hidden_TD[chunk], labels_T[chunk]
@@ -138,6 +140,6 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 def _wide_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a @ b`` in at least fp32 without rounding to the dtype of the factors on the way."""
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+    if is_on_card(a) and a.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(a, b, out_dtype=torch.float32)  # as fast as without, and exists on CUDA alone
     return a.to(_wide(a)) @ b.to(_wide(b))

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from triax.nn.balance import Balance, Choice
+from triax.nn.card import is_on_card
 from triax.nn.feed_forward import ACTIVATIONS, FeedForward
 from triax.spec.experts import ExpertSpec
 from triax.spec.model import ModelSpec
@@ -61,6 +62,7 @@ class Router(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts.num_experts, hidden))
         bias = nn.Parameter(torch.zeros(experts.num_experts), requires_grad=False) if experts.selection_bias else None
         self.e_score_correction_bias = bias
+        self.selection = Selection(experts)
         self.balance = Balance(experts)
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,13 +85,23 @@ class Router(nn.Module):
     def _chosen(self, scores_BSE: Tensor) -> Tensor:
         """Return the indices of the experts of each token, (B, S, K), best first."""
         bias = self.e_score_correction_bias
-        wishes = scores_BSE if bias is None else scores_BSE + bias.to(scores_BSE.dtype)
-        if self.spec.n_group > 1:
-            groups = wishes.unflatten(-1, (self.spec.n_group, -1))
-            best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self.spec.topk_group, dim=-1).indices
+        return self.selection.best(scores_BSE if bias is None else scores_BSE + bias.to(scores_BSE.dtype))
+
+
+class Selection:
+    """Which experts does a token go through: those that it wishes for most."""
+
+    def __init__(self, experts: ExpertSpec) -> None:
+        self._spec = experts
+
+    def best(self, wishes_BSE: Tensor) -> Tensor:
+        """Return the indices (B, S, K) of the experts that each token goes through, best first."""
+        if self._spec.n_group > 1:
+            groups = wishes_BSE.unflatten(-1, (self._spec.n_group, -1))
+            best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(self._spec.topk_group, dim=-1).indices
             is_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, value=False)
-            wishes = groups.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(-2)
-        return wishes.topk(self.spec.num_experts_per_tok, dim=-1).indices
+            wishes_BSE = groups.masked_fill(is_out.unsqueeze(-1), -torch.inf).flatten(-2)
+        return wishes_BSE.topk(self._spec.num_experts_per_tok, dim=-1).indices
 
 
 class Experts(nn.Module):
@@ -130,7 +142,7 @@ class Experts(nn.Module):
 
 def can_group(rows_CD: Tensor, inner: int) -> bool:
     """Return whether torch's grouped matmul takes these rows, and what becomes of them at width ``inner``."""
-    dtypes = (torch.bfloat16,) if rows_CD.is_cuda else (torch.bfloat16, torch.float32)
+    dtypes = (torch.bfloat16,) if is_on_card(rows_CD) else (torch.bfloat16, torch.float32)
     fits = all(width * rows_CD.element_size() % _GROUPED_BYTES == 0 for width in (rows_CD.shape[1], inner))
     return rows_CD.dtype in dtypes and fits
 

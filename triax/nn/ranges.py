@@ -15,6 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from triax.nn.card import is_on_card
+
 _TILE_NUMBERS: Final = {"cpu": 1 << 22, "cuda": 1 << 27}
 """Scores at once (*assumed*): as many numbers as the loss makes logits at once (``triax.nn.loss``)."""
 
@@ -51,6 +53,9 @@ ATTEND_RANGES: Final = torch.ops.triax.attend_ranges.default
 
 attend_part = torch.library.custom_op("triax::attend_part", _attended, mutates_args=())
 """The same over some of the keys, to be merged with others: nothing that recomputation keeps."""
+
+BODIES: Final = {ATTEND_RANGES: _attended, torch.ops.triax.attend_part.default: _attended}
+"""What each of the two runs, for an onlooker who counts what happens inside."""
 
 
 def merge_parts(out: Tensor, log_sums: Tensor, other: Tensor, other_log_sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +106,7 @@ class _Tile:
 
 def _tiles(q_BNQH: Tensor, k_BKTH: Tensor, first_BQ: Tensor, stop_BQ: Tensor) -> Iterator[_Tile]:
     batch, num_heads, length, _ = q_BNQH.shape
-    numbers = _TILE_NUMBERS.get(q_BNQH.device.type, _TILE_NUMBERS["cpu"])
+    numbers = _TILE_NUMBERS["cuda" if is_on_card(q_BNQH) else "cpu"]
     rows = min(max(numbers // (batch * num_heads * k_BKTH.shape[2]), 1), _MOST_ROWS)
     for start in range(0, length, rows):
         queries = slice(start, min(start + rows, length))
@@ -154,7 +159,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _multiplies_wide(tensor: Tensor) -> bool:
     """Whether torch puts the products of such numbers out in fp32: on CUDA alone."""
-    return tensor.is_cuda and tensor.dtype in (torch.bfloat16, torch.float16)
+    return is_on_card(tensor) and tensor.dtype in (torch.bfloat16, torch.float16)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

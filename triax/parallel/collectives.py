@@ -6,6 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from triax.nn.card import is_on_card
+
 
 def gather_sequence(part_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return the whole sequence (B, S, D) from the parts (B, S/T, D) of the ranks of ``group``.
@@ -58,7 +60,7 @@ def summed_part(partial_BSD: Tensor, group: dist.ProcessGroup) -> Tensor:
     batch, length, width = partial_BSD.shape
     ranks = group.size()
     parts = partial_BSD.view(batch, ranks, length // ranks, width).transpose(0, 1).contiguous()
-    if parts.is_cuda:
+    if is_on_card(parts):
         mine = partial_BSD.new_empty(batch, length // ranks, width)
         dist.reduce_scatter_single(mine, parts.view(ranks * batch, length // ranks, width), group=group)
         return mine

@@ -1,7 +1,7 @@
 """What is one step? Count tokens, run the schedule, agree on loss and norm, update where both are as they must be."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from triax.train.learning_rate import learning_rate
 from triax.train.optimizer import Optimizer
 from triax.train.spikes import NO_BOUNDS, Bounds
 from triax.watch.experts import LayerLoad
+
+AFTER_SCHEDULE: Final = "summing gradients"
+"""The phase in which a rank is when the schedule has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Stepper:
         count = count_over_data(local_count, self._group, self._device)
         on_device = self._on_device(batches)
         loss_sum = self._executor.execute(on_device, self._layout.gradient_ranks / count)
-        self._progress.enter_phase("summing gradients")
+        self._progress.enter_phase(AFTER_SCHEDULE)
         parameters = self._optimizer.parameters
         sum_replicated(parameters, self._mesh)
         sum_experts(parameters, self._layout)
