@@ -17,8 +17,8 @@ from triax.spec.cluster import Cluster
 from triax.spec.layout import Layout
 from triax.spec.load import load_plan, load_run
 from triax.spec.plan import make_plan
-from triax.train.run_folder import RunFolder
 from triax.train.order import Order, work
+from triax.train.run_folder import RunFolder
 from triax.watch.processor import ProcessorShare
 
 
