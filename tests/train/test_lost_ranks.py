@@ -127,7 +127,7 @@ def test_a_collective_whose_sizes_differ_is_named(
     train: Callable[[str], Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gloo ends the process of the rank that receives too much; the last line says where that was."""
-    gathered = collectives._gathered
+    gathered = collectives.gathered
     calls = []
 
     def shorter(part_BSD: Tensor, group: Any) -> Tensor:
@@ -135,7 +135,7 @@ def test_a_collective_whose_sizes_differ_is_named(
         is_wrong = os.environ["RANK"] == "1" and len(calls) == 20
         return gathered(part_BSD[:, :-1] if is_wrong else part_BSD, group)
 
-    monkeypatch.setattr(collectives, "_gathered", shorter)
+    monkeypatch.setattr(collectives, "gathered", shorter)
     said = train("pp=2 tp=2")
     last = said.err.strip().splitlines()[-1]
     assert said.code == 1
