@@ -11,6 +11,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # No test needs the network, and none may wait for it.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import gc
 import logging
 
 import hypothesis
@@ -19,6 +20,10 @@ import pytest
 from tests.harness.going_on import pytest_addoption, pytest_configure
 
 __all__ = ["pytest_addoption", "pytest_configure"]
+
+# A test may have trained in this process, on one rank. Its process groups may be rubbish by now that waits for the next
+# collection; in a forked rank that would wait for their threads, which a fork does not take along, and never end.
+os.register_at_fork(after_in_child=gc.freeze)
 
 # The cores are shared, so time says nothing about an example; and a run in CI can be repeated.
 hypothesis.settings.register_profile("triax", deadline=None, derandomize="CI" in os.environ, print_blob=True)

@@ -87,7 +87,7 @@ def cut_in_half(path: Path) -> None:
         (("run.toml", "--ranks", "two"), ("--ranks", "triax train --help")),
         (("run.toml", "cluster.cards_per_server=9000"), ("9000 ranks are too many for this server",)),
         (("run.toml", "cluster.servers=2"), ("the cluster has 2 servers", "torchrun")),
-        (("run.toml", "--ranks", "3"), ("does not divide over the 3 data ranks",)),
+        (("run.toml", "--ranks", "3", "--layout", "dp_shard=3"), ("does not divide over the 3 data ranks",)),
         (("run.toml", "--ranks", "8", "--layout", "dp_shard=8"), ("smaller than the 8 data ranks", "4")),
         (("run.toml", "--ranks", "4", "--layout", "cp=4", "data.seq_len=7"), ("cp=4 cuts a sequence", "cp=2 or 3")),
         (("run.toml", "--ranks", "4", "--layout", "dp_shard=2"), ("needs 2 ranks, and there are 4",)),

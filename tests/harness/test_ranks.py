@@ -1,6 +1,7 @@
 """Does the harness return what ranks return, show why they fail, and leave nothing running?"""
 
 import dataclasses
+import gc
 import os
 import subprocess
 import threading
@@ -153,3 +154,18 @@ def test_what_cannot_be_returned_is_named() -> None:
 
     with pytest.raises(RanksFailed, match=r"result\['file'\] is a TextIOWrapper, which a rank cannot return"):
         run_ranks(return_an_open_file, 1)
+
+
+def test_rubbish_of_this_process_is_not_collected_in_a_rank() -> None:
+    """A group that has ended here has threads which a fork does not take along: a rank would wait for them forever."""
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    cycle: list[object] = [dist.group.WORLD]
+    cycle.append(cycle)
+    dist.destroy_process_group()
+    gc.disable()
+    try:
+        del cycle
+        assert run_ranks(lambda rank, world: gc.collect() >= 0, 1, timeout_s=20) == [True]
+    finally:
+        gc.enable()

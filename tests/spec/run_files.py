@@ -71,7 +71,10 @@ def whole() -> Said:
             "max_restarts": 3, "same_fault": 4, "backoff_s": 0.5, "max_backoff_s": 8.0, "lost_after_s": 5.0,
             "join_s": 9.0,
         },
-        "watch": {"console_every": 2, "tensorboard": False, "timeline_steps": [2]},
+        "watch": {
+            "console_every": 2, "tensorboard": False, "timeline_steps": [2],
+            "hang_soft_s": 5.0, "hang_hard_s": 8.0, "straggler_above": 0.2,
+        },
         "layout": {
             "pp": 2, "dp_replicate": 2, "dp_shard": 4, "cp": 2, "tp": 2, "ep": 2, "zero": 2, "schedule": "GPipe",
             "stages_per_rank": 2, "stage_cuts": [1, 1, 1, 0], "sequences_per_microbatch": 2, "microbatches": 3,

@@ -59,7 +59,11 @@ def test_one_fault_is_one_sentence(name: str, value: Any, line: str) -> None:
         ("train.STEPS", "unknown key 'train.STEPS': did you mean train.steps?"),
         ("train.seq_len", "unknown key 'train.seq_len': did you mean data.seq_len?"),
         ("trian.steps", "unknown key 'trian': did you mean train?"),
-        ("watch.zzz", "unknown key 'watch.zzz': [watch] knows console_every, tensorboard, timeline_steps."),
+        (
+            "watch.zzz",
+            "unknown key 'watch.zzz': [watch] knows console_every, tensorboard, timeline_steps, hang_soft_s, "
+            "hang_hard_s, straggler_above.",
+        ),
     ],
 )
 def test_an_unknown_key_names_the_nearest(name: str, line: str) -> None:

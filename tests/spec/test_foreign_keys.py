@@ -57,7 +57,7 @@ def test_as_it_is_typed_on_a_command_line(name: str) -> None:
 def test_a_section_of_another_tool_is_read_key_by_key() -> None:
     assert refusal_of({"parallelism": {"tensor_parallel_degree": 2, "seq_len": 8, "enable_magic": True}}) == [
         "run.toml: unknown key 'parallelism': the file knows model, data, train, optimizer, learning_rate, precision, "
-        "eval, checkpoint, guard, watch, layout, cluster, init.",
+        "eval, checkpoint, guard, recover, watch, layout, cluster, init.",
         "run.toml: unknown key 'parallelism.tensor_parallel_degree': that setting is called layout.tp here.",
         "run.toml: unknown key 'parallelism.seq_len': did you mean data.seq_len?",
     ]
