@@ -13,16 +13,16 @@ def main() -> None:
         os.write(2, b"triax: interrupted.\n")
         os._exit(130)
 
-    def stay(_number: int, _frame: object) -> None:
-        pass
-
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ignored, as in the background of a shell
         signal.signal(signal.SIGINT, leave)
     from triax.cli import run
+    from triax.train.stop import SIGNALS
 
     code = run(sys.argv[1:])
-    # The command is over; Ctrl-C once more would only show what Python still tidies up.
-    signal.signal(signal.SIGINT, stay)
+    # The command is over, and its exit code says how: asked once more to end, it has nothing left to do. Not a handler of
+    # our own: Python gives those up while it still tidies up, and the default kills.
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
