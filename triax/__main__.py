@@ -19,8 +19,8 @@ def main() -> None:
     from triax.train.stop import SIGNALS
 
     code = run(sys.argv[1:])
-    # The command is over, and its exit code says how: asked once more to end, it has nothing left to do. Not a handler of
-    # our own: Python gives those up while it still tidies up, and the default kills.
+    # The command is over, and its exit code says how: asked once more to end, it has nothing left to do. No handler of
+    # our own here: Python gives those up while it still tidies up, and the default kills.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
