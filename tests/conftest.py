@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import gc
 import logging
+import signal
 
 import hypothesis
 import pytest
@@ -24,6 +25,10 @@ __all__ = ["pytest_addoption", "pytest_configure"]
 # A test may have trained in this process, on one rank. Its process groups may be rubbish by now that waits for the next
 # collection; in a forked rank that would wait for their threads, which a fork does not take along, and never end.
 os.register_at_fork(after_in_child=gc.freeze)
+
+# In the background of a shell, Ctrl-C is ignored, and what is started inherits that; tests send it to what they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The cores are shared, so time says nothing about an example; and a run in CI can be repeated.
 hypothesis.settings.register_profile("triax", deadline=None, derandomize="CI" in os.environ, print_blob=True)
