@@ -303,7 +303,7 @@ def test_a_second_start_in_the_same_folder(again: Path, here: Typed) -> None:
     with RunFolder(again).locked():
         refuse(here(*TRAIN), "belongs to a run that is still going")
     with RunFolder(again).held_by_rank_0():  # its start was killed, and it still saves
-        refuse(here(*TRAIN), "belongs to a run that is still going")
+        refuse(here(*TRAIN, "train.timeout_s=1"), "belongs to a run that is still going")
     assert contents(again) == before
 
 

@@ -115,7 +115,8 @@ def test_all_ranks_train_in_the_layout_of_rank_0(tmp_path: Path) -> None:
 def test_a_rank_with_another_run_is_named_with_what_differs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_file = make_run(tmp_path)
     layout = Layout(dp_replicate=2, zero=0, microbatches=2)
-    codes = start_ranks([order_of(run_file, layout), order_of(run_file, layout, "train.seed=4")])
+    brief = "train.timeout_s=10"  # for which rank 0 waits; a launcher ends it sooner
+    codes = start_ranks([order_of(run_file, layout, brief), order_of(run_file, layout, brief, "train.seed=4")])
     assert codes[1] == 2
     told = capfd.readouterr().err
     assert "rank 0 trains another run than this rank (seed was 0 and is now 4)" in told

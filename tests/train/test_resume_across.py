@@ -91,7 +91,7 @@ def folded(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     "name",
     [
         "dp8",
-        "tp4 x pp2 interleaved",
+        pytest.param("tp4 x pp2 interleaved", marks=pytest.mark.slow),
         "one process",
         "cp2 x tp2 x dp2",
         pytest.param("cp4 x pp2", marks=pytest.mark.exhaustive),

@@ -118,7 +118,7 @@ slow = pytest.mark.slow
         pytest.param(ZERO_3, flip_bits(1, BAD, GATE), ROLLED_BACK, id="flip without replica"),
         pytest.param(REPLICAS, flip_bits(1, BAD, GATE), NAMED_LATER, id="flip seen in the loss"),
         pytest.param(REPLICAS, flip_bits(0, BAD + 1, GATE, bit=20), NAMED_LATER, id="flip seen in the hash"),
-        pytest.param(CUT, flip_bits(1, BAD + 1, NORM, bit=20), NAMED_LATER, id="flip of a norm, tp"),
+        pytest.param(CUT, flip_bits(1, BAD + 1, NORM, bit=20), NAMED_LATER, id="flip of a norm, tp", marks=slow),
         pytest.param(HYBRID, flip_bits(3, BAD + 1, GATE, bit=20), NAMED_LATER, id="flip in a hybrid", marks=slow),
     ],
 )  # fmt: skip
