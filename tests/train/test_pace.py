@@ -88,7 +88,7 @@ def test_a_slow_rank_is_named_within_fifty_steps(
 def test_a_slow_rank_is_named_in_every_kind_of_layout(
     layout: str, ranks: int, train: Callable[[str, int], Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By 30 %. What else runs on the machine may make it later than 50 steps; at how much noise it is not, the series of
+    """By 30 %. What else runs on the machine may make it later than 50 steps; at which noise it is not, the series of
     ``tests/watch/test_stragglers.py`` say."""
     named(train, tmp_path, monkeypatch, layout, ranks, part=0.3, by_step=STEPS)
 
