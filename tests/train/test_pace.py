@@ -77,6 +77,7 @@ def train(
     return started
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named_within_fifty_steps(
     train: Callable[[str, int], Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,8 @@ class Speeds:
     exchanges: tuple[Exchange, ...]
     all_bytes_per_s: float | None
     """All-reduce of all ranks; None where there is one."""
+    across_bytes_per_s: float | None = None
+    """All-reduce between all servers, of each server's ranks together; None where there is one server."""
 
 
 def measure(process: Process, store: dist.Store, timeout: timedelta) -> Speeds:
@@ -54,7 +56,8 @@ def measure(process: Process, store: dist.Store, timeout: timedelta) -> Speeds:
     inside = _inside(process, store, timeout)
     exchanges = _across(process, store)
     whole = _all_reduce_rate(process, None, process.world_size) if process.world_size > 1 else None
-    return Speeds(inside, exchanges, _least(store, process, "all", whole))
+    between = _between(process, store, timeout)
+    return Speeds(inside, exchanges, _least(store, process, "all", whole), between)
 
 
 def rounds(num_servers: int, most: int = _PARTNERS) -> list[list[tuple[int, int]]]:
@@ -82,6 +85,20 @@ def _inside(process: Process, store: dist.Store, timeout: timedelta) -> tuple[fl
     rate = _all_reduce_rate(process, mine, inside)
     said = share(store, process, "inside", rate)
     return tuple(min(said[server * inside : (server + 1) * inside]) for server in range(process.num_servers))
+
+
+def _between(process: Process, store: dist.Store, timeout: timedelta) -> float | None:
+    """All-reduce among the ranks of the same number on all servers, all numbers at once: nothing crosses a server's
+    uplink that it could sum up inside before."""
+    if process.num_servers == 1:
+        return None
+    inside, mine = process.local_world_size, None
+    for local in range(inside):  # every rank makes every group
+        group = dist.new_group(list(range(local, process.world_size, inside)), timeout=timeout)
+        if local == process.local_rank:
+            mine = group
+    said = share(store, process, "between", _all_reduce_rate(process, mine, process.num_servers))
+    return float(sum(min(said[local::inside]) for local in range(inside)))
 
 
 def _across(process: Process, store: dist.Store) -> tuple[Exchange, ...]:
