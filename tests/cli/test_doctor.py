@@ -165,6 +165,8 @@ def test_servers_without_a_launcher_look_at_each_other(tmp_path: Path) -> None:
     assert {name for name, check in checks.items() if check["verdict"] != "ok"} <= {"memory", "ranks"}, words
     for name in ("across", "all-reduce"):
         assert "; the cluster file says 11.92 MiB/s." in checks[name]["sentence"], words
+    links = json.loads((tmp_path / "found.json").read_text())["links"]
+    assert 0.7 * 12.5e6 < links["across_bytes_per_s"] < 1.2 * 12.5e6  # of both ranks of a server together
     assert "what is found is shown on server server0\n" in words
     assert not (tmp_path / "run").exists()
 
