@@ -89,7 +89,7 @@ def test_keys_of_the_layout_are_let_go_where_they_cannot_be(deciding: Deciding) 
     assert plans.of(2).layout.dp_replicate == 2
     assert plans.of(1).layout.world_size == 1
     assert plans.of(1).fingerprint == plans.of(2).fingerprint
-    assert (plans.can_train(1), plans.can_train(2), plans.can_train(37)) == (True, True, False)
+    assert (plans.can_train(1), plans.can_train(2), plans.can_train(257)) == (True, True, False)
 
 
 def test_what_is_said_of_servers() -> None:
