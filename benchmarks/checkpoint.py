@@ -8,7 +8,7 @@ in memory. Stall is what the call that saves takes and what the next update wait
 a part of one plain step; slowdown is a step that begins while the write goes on, against the plain one of the same
 turn. The bare copy of the state to host memory that is there already is what a save that copies while training waits
 cannot do without. Last, what a restart waits for is timed: the newest state found, checked and loaded, from the disk
-and from memory.
+and from memory. ``costs`` is what benchmarks.goodput reads: of the save in the background, and of loading from disk.
 """
 
 import argparse
@@ -83,6 +83,8 @@ def work(order: Order) -> None:
         tensors = tensors_of(parts.stages, parts.optimizer)
         home = Path(os.environ["TRIAX_BENCHMARK_FOLDER"])
         seconds = _measure(tensors, parts.optimizer, step, home, process.world_size, order.pairs)
+        held = sum(piece.local.nbytes for tensor in tensors.values() for piece in local_slices(tensor))
+        seconds["bytes_per_rank"] = [float(Ranks.of(dist.group.WORLD).maxima(held)[0])]
         if process.rank == 0:
             order.save(seconds)
 
@@ -222,7 +224,14 @@ def figures(seconds: Mapping[str, list[float]]) -> dict[str, Any]:
             "slowdown_beside": statistics.median(a / b for a, b in zip(beside, plain, strict=True)),
             "until_done_s": statistics.median(seconds[f"{name}/until_done"]),
         }
+    costs = {
+        "stall_s": ways["background"]["stall_s"],
+        "write_s": ways["background"]["until_done_s"],
+        "load_s": statistics.median(seconds["restart_disk"]),
+        "bytes_per_rank": seconds["bytes_per_rank"][0],
+    }
     return {
+        "costs": costs,
         "step_s": step_s, "bare_copy_s": copy_s, "copies_in_a_step": step_s / copy_s, "ways": ways,
         "restart_s": {where: statistics.median(seconds[f"restart_{where}"]) for where in ("disk", "memory")},
         "seconds": dict(seconds),

@@ -1,11 +1,16 @@
 """How much of the time does a run on 16,384 cards make progress: by the planner's formula, and event by event?
 
-    python -m benchmarks.goodput [--costs FILE] [--servers 2048] [--interruptions 419 --days 54] [--json FILE]
+    python -m benchmarks.goodput [--costs FILE ...] [--servers 2048] [--interruptions 419 --days 54] [--json FILE]
 
 The run is that of Llama 3 405B (Dubey et al. 2024, arXiv:2407.21783): 419 unexpected interruptions in 54 days of 2,048
 servers with 8 cards each (section 3.3.4 and table 5), of which "higher than 90%" was effective training time. What a
-save and a restart cost is what the planner assumes for that run, or what was measured: a JSON object with any of
-``step_s``, ``stall_s``, ``write_s`` and ``restart_s``, on its own or as the field ``costs`` of a benchmark's figures.
+save and a restart cost is what the planner assumes for that run, or what was measured: JSON objects with any of
+``step_s``, ``stall_s``, ``write_s``, ``restart_s`` and ``load_s``, each on its own or as the field ``costs`` of the
+figures that ``benchmarks.checkpoint`` and ``benchmarks.restart`` write with ``--json FILE``.
+
+A small machine says something of a large one only through its rates. Where a file tells the ``bytes_per_rank`` of the
+state that it saved, its seconds are those of as many bytes, and the run's cards have others. Where it tells how many
+``restart_ranks`` it restarted, what grows with ranks, and noticing that a server is lost, come on top as assumed.
 
 The simulation knows what the formula leaves out: steps are whole; a state is safe only when it is written, which takes
 ``write_s`` behind the training, one state at a time; failures come at random, also while a state is saved and while the
@@ -23,8 +28,9 @@ from typing import Any
 
 from benchmarks.output import write_json
 from triax.plan.ask import Wish, ask
-from triax.plan.goodput import goodput
+from triax.plan.goodput import START_EACH_CARD_S, STATE_BYTES_PER_WEIGHT, goodput
 from triax.spec.checkpoint_interval import best_interval_s, mean_time_between_failures_s, useful_fraction
+from triax.spec.run import RecoverSpec
 
 MODEL = "llama-3.1-405b"
 STEP_S = 6.2
@@ -36,6 +42,10 @@ ALLOWED = 0.03
 FACTORS = (0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0)
 """Other intervals that are tried, as multiples of the chosen one."""
 SEEDS = (1, 2, 3)
+LOST_SERVER_S = RecoverSpec().lost_after_s + 2.0
+"""Until a server is missed that is gone, and the others agree (``triax.launch.members``)."""
+OF_BYTES = {"stall_s", "write_s", "load_s"}
+MEASURABLE = {"step_s", "stall_s", "write_s", "restart_s", "load_s"}
 
 
 @dataclass(frozen=True)
@@ -146,15 +156,28 @@ def assumed_costs(servers: int) -> Costs:
     return Costs(STEP_S, said.save_s, WRITE_S, said.restart_s)
 
 
-def with_measured(costs: Costs, said: Mapping[str, Any]) -> Costs:
-    """Return ``costs`` with what was measured in place of what is assumed; raise ValueError where that is none."""
-    said = said.get("costs", said)
-    known = {field.name for field in fields(Costs)}
-    measured = {name: value for name, value in said.items() if name in known}
-    wrong = [name for name, value in measured.items() if not isinstance(value, int | float) or not 0 < value < 1e9]
-    if not measured or wrong:
-        raise ValueError(f"the costs must give seconds above 0 for any of {', '.join(sorted(known))}")
-    return replace(costs, **measured)
+def state_bytes_per_card(servers: int) -> float:
+    """Return how much of the state each of 8 cards of ``servers`` holds."""
+    return ask(Wish(MODEL, cluster="1x8xh100")).case.network.parameters * STATE_BYTES_PER_WEIGHT / (8 * servers)
+
+
+def with_measured(costs: Costs, files: Sequence[Mapping[str, Any]], servers: int) -> Costs:
+    """Return ``costs`` of a run on ``servers`` with what was measured in place of what is assumed; raise ValueError
+    where a file says none."""
+    said: dict[str, float] = {}
+    for file in files:
+        told = file.get("costs", file)
+        found = {name: told[name] for name in (*MEASURABLE, "bytes_per_rank", "restart_ranks") if name in told}
+        wrong = [name for name, value in found.items() if not isinstance(value, int | float) or not 0 < value < 1e12]
+        if not MEASURABLE & found.keys() or wrong:
+            raise ValueError(f"the costs must give seconds above 0 for any of {', '.join(sorted(MEASURABLE))}")
+        scale = state_bytes_per_card(servers) / found.pop("bytes_per_rank") if "bytes_per_rank" in found else 1.0
+        said |= {name: value * (scale if name in OF_BYTES else 1.0) for name, value in found.items()}
+    if "restart_s" in said:
+        said["restart_s"] += said.get("load_s", 0.0)
+        if "restart_ranks" in said:
+            said["restart_s"] += LOST_SERVER_S + START_EACH_CARD_S * max(8 * servers - said["restart_ranks"], 0)
+    return replace(costs, **{field.name: said[field.name] for field in fields(Costs) if field.name in said})
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -164,7 +187,7 @@ def _mean(values: Sequence[float]) -> float:
 def main(words: Sequence[str] | None = None) -> int:
     """Print one JSON object; exit code 1 where formula and simulation differ by more than is allowed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
-    parser.add_argument("--costs", type=Path)
+    parser.add_argument("--costs", type=Path, nargs="+", default=[])
     parser.add_argument("--servers", type=int, default=2048)
     parser.add_argument("--interruptions", type=float, default=419)
     parser.add_argument("--days", type=float, default=54)
@@ -172,11 +195,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", default="-")
     given = parser.parse_args(words)
     costs = assumed_costs(given.servers)
-    if given.costs is not None:
+    if given.costs:
         try:
-            costs = with_measured(costs, json.loads(given.costs.read_text(encoding="utf-8")))
+            costs = with_measured(
+                costs, [json.loads(file.read_text(encoding="utf-8")) for file in given.costs], given.servers
+            )
         except (OSError, ValueError) as error:
-            raise SystemExit(f"benchmark: {given.costs}: {error}") from None
+            raise SystemExit(f"benchmark: {' '.join(map(str, given.costs))}: {error}") from None
     # The published rate is of 2,048 servers; failures grow with servers.
     rate = given.interruptions / given.days / 2048 * 1000
     found = row(costs, mean_time_between_failures_s(given.servers, rate), failures=given.failures)
@@ -184,7 +209,7 @@ def main(words: Sequence[str] | None = None) -> int:
     shown = {
         "servers": given.servers,
         "cards": 8 * given.servers,
-        "costs": "assumed by the planner" if given.costs is None else str(given.costs),
+        "costs": [str(file) for file in given.costs] or "assumed by the planner",
         "published_effective_at_least": 0.9,
         "allowed_error": ALLOWED,
         "agrees": agrees,

@@ -11,6 +11,7 @@ from triax.launch.board import Over
 from triax.launch.members import Beat, Generation, Known, Member, State, View
 from triax.spec.cluster import Cluster
 from triax.spec.load import load_run
+from triax.train.events import Events
 from triax.train.places import Failure
 from triax.train.run_folder import RunFolder
 from triax.watch.record import read_events
@@ -25,7 +26,7 @@ def deciding(tmp_path: Path) -> Deciding:
     run = load_run(tmp_path / "run.toml", ["layout.dp_replicate=2", "layout.zero=0"])
     folder = RunFolder(tmp_path / "run")
     plans = Plans(run, Cluster(peak_flops=1e12), 1, folder, has_cards=False)
-    return Deciding(plans, folder, Servers(1, 2, "a", "127.0.0.1"), None)
+    return Deciding(plans, Events(folder, run), Servers(1, 2, "a", "127.0.0.1"), None)
 
 
 def member(name: str) -> Member:
@@ -61,7 +62,7 @@ def test_a_fault_that_comes_back_under_another_agent_is_known(deciding: Deciding
     assert isinstance(first, Generation)
     assert view.generation is not None
     later = replace(view, generation=replace(view.generation, budget=first.budget))
-    other = Deciding(deciding._plans, deciding._folder, deciding._servers, None)
+    other = Deciding(deciding._plans, deciding._events, deciding._servers, None)
     over = other.prepare(NEXT, later)
     assert isinstance(over, Over)
     assert (over.code, "2 times in a row at step 3" in over.sentence) == (1, True)

@@ -62,6 +62,10 @@ def test_what_fails_sets_the_exit_code(here: Typed, monkeypatch: pytest.MonkeyPa
         (["--cluster", "2x1xcpu"], "start this command on each with torchrun"),
         (["--json", "absent/found.json"], "cannot be written"),
         (["--run-dir", "/dev/null"], "/dev/null is no folder"),
+        (["--nnodes", "none"], "--nnodes none is no number of servers"),
+        (["--nnodes", "2", "--local-addr", "192.0.2.7"], "192.0.2.7 is no address of this server"),
+        (["--nnodes", "2", "--server", "a/b"], "'a/b' is no name of a server"),
+        (["--server", "a"], "give --nnodes with them"),
     ],
 )
 def test_bad_input_is_refused(here: Typed, words: list[str], fragment: str) -> None:
@@ -72,6 +76,15 @@ def test_ranks_of_a_rank_are_refused(here: Typed, monkeypatch: pytest.MonkeyPatc
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     refuse(here("doctor", "--ranks", 2), "leave it out")
+    refuse(here("doctor", "--nnodes", 2), "leave it out")
+
+
+def test_a_server_that_never_comes_is_told(here: Typed, tmp_path: Path) -> None:
+    words = ("--nnodes", 2, "--ranks", 1, "--server", "a", "--local-addr", "127.0.0.1", "--timeout-s", 1)
+    told = here("doctor", *words, "--run-dir", "made/for/it")
+    assert (told.code, told.out) == (1, "")
+    assert told.sentence.startswith("1 of 2 servers came to made/for/it within 1.0 s: a (127.0.0.1); start the command")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_who_never_comes_is_waited_for_only_so_long(here: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,4 +135,48 @@ def test_two_servers_that_cannot_reach_each_other_are_named(tmp_path: Path) -> N
     assert codes == [1, 1, 1], words
     assert "server 1 (10.77.0.2) cannot connect to server 2 (10.77.0.3)" in checks["connections"]["sentence"]
     assert "across" not in checks
+    assert "Traceback" not in words
+
+
+def looked_at_by_hand(cluster: EmulatedCluster, folder: Path, *words: str) -> tuple[list[int], dict[str, Any], str]:
+    """Type the doctor on every server, without a launcher; return what ``looked_at`` does."""
+    processes = [
+        start_triax(
+            cluster, server.index, "doctor", *words, "--nnodes", str(len(cluster.servers)), "--ranks", "2",
+            "--server", server.name, "--local-addr", server.address, "--run-dir", "run", "--json", "found.json",
+            log=folder / f"{server.name}.log", environment={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        for server in cluster.servers
+    ]  # fmt: skip
+    codes = [process.wait(timeout=180) for process in processes]
+    said = [(folder / f"{server.name}.log").read_text() for server in cluster.servers]
+    found = json.loads((folder / "found.json").read_text()) if (folder / "found.json").exists() else {"checks": []}
+    return codes, {check["name"]: check for check in found["checks"]}, "".join(said)
+
+
+@pytest.mark.slow
+def test_servers_without_a_launcher_look_at_each_other(tmp_path: Path) -> None:
+    """All that is looked at is fit, with both rates as the cluster file says, and nothing is left behind."""
+    (tmp_path / "cluster.toml").write_text("servers = 2\ncards_per_server = 2\nacross_bytes_per_s = 12.5e6\n")
+    with servers(2, 12.5e6) as cluster:
+        codes, checks, words = looked_at_by_hand(cluster, tmp_path, "--cluster", "cluster.toml")
+    assert codes == [0, 0], words
+    assert list(checks) == [*LOOKED_AT, "inside", "across", "latency", "all-reduce"]
+    assert {name for name, check in checks.items() if check["verdict"] != "ok"} <= {"memory", "ranks"}, words
+    for name in ("across", "all-reduce"):
+        assert "; the cluster file says 11.92 MiB/s." in checks[name]["sentence"], words
+    links = json.loads((tmp_path / "found.json").read_text())["links"]
+    assert 0.7 * 12.5e6 < links["across_bytes_per_s"] < 1.2 * 12.5e6  # of both ranks of a server together
+    assert "what is found is shown on server server0\n" in words
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_cut_between_servers_without_a_launcher_is_told(tmp_path: Path) -> None:
+    """They find each other on the disk, and learn that their networks do not."""
+    with servers(2) as cluster:
+        cluster.cut_between(0, 1)
+        codes, _, words = looked_at_by_hand(cluster, tmp_path, "--timeout-s", "5")
+    assert codes == [1, 1], words
+    assert "could not meet the other ranks at 10.77.0.1:" in words
     assert "Traceback" not in words

@@ -1,6 +1,11 @@
 """Do servers that are really lost and really cut off leave one part that goes on, in time, and never two?"""
 
+import json
+import os
+import re
+import signal
 import subprocess
+import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +24,7 @@ from tests.cli.several import (
 )
 from tests.harness.servers import servers, start_triax, wait_for
 from triax.launch.emulated import EmulatedCluster
+from triax.train.places import open_places
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -110,6 +116,44 @@ def test_a_server_that_loses_the_disk_stops(tmp_path: Path) -> None:
             ended(process, tmp_path / f"{cluster.servers[index].name}.log")
     assert_same_run(run_dir, alone)
     assert_one_part_at_a_time(run_dir)
+
+
+def test_a_rank_that_stands_still_is_named_by_one_line(tmp_path: Path) -> None:
+    """On the server that has it, within the soft limit, and somebody is told; the server without it keeps silent. Then
+    all start again, and the run is the same."""
+    soft_s = 6.0
+    keep = tmp_path / "keep.py"
+    keep.write_text("import sys\nopen(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')\n")
+    make_several(
+        tmp_path, 150, watch={"hang_soft_s": soft_s, "hang_hard_s": 15.0},
+        guard={"alert_command": [sys.executable, str(keep), str(tmp_path / "alerts")]},
+    )  # fmt: skip
+    run_dir, alone = tmp_path / "run", reference(tmp_path)
+    with servers(2) as cluster:
+        names = [server.name for server in cluster.servers]
+        running = [start(cluster, index, tmp_path, "1:2", ranks=2) for index in (0, 1)]
+        wait_for(lambda: newest_step(run_dir) >= 8, "step 8", PATIENCE_S)
+        stopped_s = time.time()
+        os.kill(open_places(run_dir / ".agents" / f"places-{names[1]}").slot(1).pid, signal.SIGSTOP)
+        wait_for(lambda: events(run_dir, "hang"), "the hang to be told", PATIENCE_S)
+        (hang,) = events(run_dir, "hang")
+        for process, name in zip(running, names, strict=True):
+            ended(process, tmp_path / f"{name}.log")
+    assert hang["detail"]["stands_s"] <= soft_s
+    assert hang["time"] - stopped_s < soft_s + 1.0
+    assert (hang["rank"], hang["server"], hang["detail"]["state"]) == (3, names[1], "is stopped")
+    assert hang["coordinate"] is not None
+    said = "".join((tmp_path / f"{name}.log").read_text() for name in names)
+    (line,) = (line for line in said.splitlines() if "the stacks of" in line)
+    who = rf"triax: rank 3 \([a-z_0-9= ]+\) on {names[1]} is stopped, for [0-9.]+ s, in step [0-9]+, .+"
+    assert re.fullmatch(rf"{who}; the stacks of all ranks are in run/stacks\.", line), line
+    (failure,) = events(run_dir, "failure")
+    assert (failure["rank"], failure["detail"]["how"]) == (3, "stood still")
+    assert len(events(run_dir, "restart")) == 1
+    assert_same_run(run_dir, alone)
+    alerts = [json.loads(text) for text in (tmp_path / "alerts").read_text().splitlines()]
+    assert [alert["kind"] for alert in alerts] == ["hang", "failure"]
+    assert (alerts[0]["server"], alerts[0]["rank"]) == (names[1], 3)
 
 
 def assert_one_part_at_a_time(run_dir: Path) -> None:

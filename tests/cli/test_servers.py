@@ -1,5 +1,6 @@
 """Do several servers, here as commands on one machine, train one run and go on when one of them is lost?"""
 
+import json
 import os
 import signal
 import subprocess
@@ -31,7 +32,7 @@ def kill(server: "subprocess.Popen[str]") -> None:
 
 
 def test_a_server_is_lost_and_comes_back(tmp_path: Path) -> None:
-    make_several(tmp_path, STEPS)
+    make_several(tmp_path, STEPS, guard={"alert_command": ["tee", "-a", str(tmp_path / "alerts")]})
     run_dir, alone = tmp_path / "run", reference(tmp_path)
     a, b = start(tmp_path, "a"), start(tmp_path, "b")
     until(lambda: newest_step(run_dir) >= 8, a)
@@ -51,6 +52,9 @@ def test_a_server_is_lost_and_comes_back(tmp_path: Path) -> None:
     layouts = [event["detail"]["layout"] for event in events(run_dir, "start", "resume")]
     assert layouts[0] == layouts[2] != layouts[1]
     assert [event["detail"]["servers"] for event in events(run_dir, "grown")] == [["a", "b"]]
+    alert = json.loads((tmp_path / "alerts").read_text())
+    assert (alert["kind"], alert["server"], alert["detail"]["lost"]) == ("lost_server", "a", ["b"])
+    assert alert["detail"]["reason"].startswith("lost server b: not heard of")
     # Growing lost nothing: ranks had saved where they stopped.
     grown, resumed = events(run_dir, "grown")[0], events(run_dir, "resume")[-1]
     stopped = events(run_dir, "stop")[-1]

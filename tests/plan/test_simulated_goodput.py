@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.goodput import ALLOWED, Costs, assumed_costs, main, row, simulate, with_measured
+from benchmarks.goodput import (
+    ALLOWED,
+    LOST_SERVER_S,
+    Costs,
+    assumed_costs,
+    main,
+    row,
+    simulate,
+    state_bytes_per_card,
+    with_measured,
+)
 from triax.spec.checkpoint_interval import best_interval_s, useful_fraction
 
 LLAMA_3_S = 54 * 86_400 / 419
@@ -77,5 +87,17 @@ def test_measured_costs_take_the_place_of_assumed_ones(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize("said", [{}, {"stall_s": -1}, {"stall_s": "1"}, {"write_s": 1e12}, {"costs": {"other": 1}}])
 def test_costs_that_are_none_are_refused(said: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="seconds above 0 for any of restart_s, stall_s, step_s, write_s"):
-        with_measured(assumed_costs(16), said)
+    with pytest.raises(ValueError, match="seconds above 0 for any of load_s, restart_s, stall_s, step_s, write_s"):
+        with_measured(assumed_costs(16), [said], 16)
+
+
+def test_seconds_of_a_small_machine_are_those_of_as_many_bytes_and_ranks() -> None:
+    assumed = assumed_costs(2048)
+    size = state_bytes_per_card(2048)
+    assert size == pytest.approx(405.85e9 * 12 / 16_384, rel=0.01)
+    saves = {"costs": {"stall_s": 0.1, "write_s": 2.0, "load_s": 3.0, "bytes_per_rank": size / 10}}
+    restarts = {"costs": {"restart_s": 0.9, "restart_ranks": 2}}
+    costs = with_measured(assumed, [saves, restarts], 2048)
+    assert (costs.step_s, costs.stall_s, costs.write_s) == (assumed.step_s, pytest.approx(1.0), pytest.approx(20.0))
+    assert costs.restart_s == pytest.approx(0.9 + 30.0 + LOST_SERVER_S + 16_382 * 0.01)
+    assert with_measured(assumed, [saves], 2048).restart_s == assumed.restart_s

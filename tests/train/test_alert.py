@@ -5,8 +5,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,30 +23,6 @@ def program(folder: Path, code: str) -> tuple[str, ...]:
 
 def keeps(folder: Path) -> tuple[str, ...]:
     return program(folder, "import sys\nopen(sys.argv[1] + '/got', 'a').write(sys.stdin.read() + '\\n')\n")
-
-
-@pytest.fixture
-def server() -> Iterator[tuple[str, list[bytes]]]:
-    """An address on this machine, and what was posted to it; a path of /slow never answers in time."""
-    got: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            if self.path == "/slow":
-                time.sleep(2)
-            got.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(500 if self.path == "/broken" else 204)
-            self.end_headers()
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    http = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_port}", got
-    http.shutdown()
-    http.server_close()
 
 
 def test_an_event_reaches_a_program_and_an_address(tmp_path: Path, server: tuple[str, list[bytes]]) -> None:

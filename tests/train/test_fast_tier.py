@@ -25,6 +25,7 @@ from triax.spec.layout import Layout
 from triax.spec.plan import make_plan
 from triax.spec.run import Run
 from triax.train.corpus import prepare_tokens
+from triax.train.guard import Guard, Judgement, StepReport
 from triax.train.loop import train
 from triax.train.run_folder import RunFolder
 from triax.train.saver import Saver
@@ -121,6 +122,24 @@ def test_a_killed_run_goes_on_from_memory_bit_for_bit(zero: int, ram: Path, tmp_
     # The run has ended, and the memory is free again.
     assert servers.files() == []
     assert list((servers.memory / "server-0").iterdir()) == []
+
+
+def test_memory_is_free_when_the_guard_has_stopped_a_run(
+    ram: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody starts it again, and what is in memory was judged to be wrong."""
+    judge = Guard.judge
+
+    def judged(self: Guard, report: StepReport, *args: Any) -> Judgement:
+        kept = list(ram.rglob("manifest.json"))
+        return Judgement("stop", f"{len(kept)} states") if report.step == 3 else judge(self, report, *args)
+
+    monkeypatch.setattr(Guard, "judge", judged)
+    run = run_in_memory(tmp_path)
+    servers = Servers(ram, run, inside=1)
+    told = servers.start(lay(run, 1, dp_shard=2, zero=3))
+    assert [(one.error, one.message[:8]) for one in told] == [("StoppedByGuard", "2 states")] * 2
+    assert [list((servers.memory / f"server-{server}").iterdir()) for server in (0, 1)] == [[], []]
 
 
 def test_updates_wait_for_a_slow_copy_of_the_state_before_them(

@@ -1,5 +1,6 @@
 """Is a rank that stands still named, with what it was doing, are all started again, and is nothing named that moves?"""
 
+import json
 import os
 import re
 import signal
@@ -198,9 +199,102 @@ def test_a_server_in_a_few_words(tmp_path: Path) -> None:
         places.slot(local).enter(step)
         places.slot(local).change(f"step {step}, here")
     now_ns = places.slot(1).changed_ns + 2 * 10**9
-    found = summary(standings(places, 6, 2, now_ns))
-    assert (found.step, found.is_stepping, found.slowest_rank, found.slowest_phase) == (4, True, 7, "step 4, here")
-    assert found.idle_s == 2.0
+    found = summary(standings(places, 6, 2, now_ns), {6: SLEEPS, 7: SLEEPS})
+    assert (found.idle_s, found.is_stepping, found.odd) == (2.0, True, 7)
+    assert summary(standings(places, 6, 2, now_ns), {6: STOPPED, 7: SLEEPS}).odd == 6
+
+
+class TwoServers:
+    """Four ranks on each of two servers, whose watches hear each other a second late, as through a shared disk."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.servers = []
+        for number in (0, 1):
+            (folder / str(number)).mkdir()
+            self.servers.append(Watched(folder / str(number), monkeypatch, hang_soft_s=8.0, hang_hard_s=20.0))
+        self.servers[1].watch.first_rank, self.servers[1].watch.server = 4, "other"
+        self.servers[0].clock = self.servers[1].clock
+        self.states = dict.fromkeys(range(1, 9), SLEEPS)
+        monkeypatch.setattr(module, "process_state", self.states.__getitem__)
+        for local in range(4):
+            self.servers[1].places.slot(local).sign(local + 5, None)
+        for server in self.servers:
+            server.watch.layout = Layout(dp_replicate=4, tp=2, zero=0)
+
+    def all_wait(self, *but: tuple[int, int]) -> None:
+        """Let all ranks come to step 3 and wait for peers there, but for those of these servers and local numbers."""
+        for number, server in enumerate(self.servers):
+            server.move(3, "step 3, forward")
+            for local in range(4):
+                server.places.slot(local).wait_since(0 if (number, local) in but else 1)
+
+    def wait(self, seconds: float) -> list[float | None]:
+        answers: list[float | None] = []
+        for turn in range(round(seconds * 10)):
+            if turn % 10 == 0:
+                told = [json.loads(json.dumps(server.watch.told())) for server in self.servers]
+            self.servers[0].watch.others, self.servers[1].watch.others = [told[1]], [told[0]]
+            self.servers[0].clock.now_s += 0.1
+            answers = [server.watch() for server in self.servers]
+        return answers
+
+    def told(self) -> list[str]:
+        return [sentence for server in self.servers for _, sentence in server.told]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwoServers:
+    return TwoServers(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("server", "local"), [(0, 2), (1, 0), (1, 3)])
+def test_of_two_servers_the_one_speaks_that_has_the_rank(two: TwoServers, server: int, local: int) -> None:
+    """And it alone ends its ranks at the hard limit: the others lose them."""
+    two.all_wait((server, local))
+    two.wait(8)
+    (said,) = two.told()
+    rank, name = 4 * server + local, ("host", "other")[server]
+    assert f"rank {rank} (dp_replicate={rank // 2} tp={rank % 2}) on {name} stands still in step 3, forward" in said
+    answers = two.wait(13)
+    assert (answers[server], answers[1 - server]) == (0.0, None)
+    failure = two.servers[server].watch.failure
+    assert failure is not None
+    assert (failure.rank, failure.how) == (rank, "stood still")
+    assert len(two.told()) == 1
+
+
+def test_a_stopped_rank_of_another_server_is_told_there_alone(two: TwoServers) -> None:
+    two.all_wait()
+    two.states[7] = STOPPED
+    two.wait(12)
+    (said,) = two.told()
+    assert said.startswith("rank 6 (dp_replicate=3 tp=0) on other is stopped, for ")
+
+
+def test_a_message_that_was_lost_is_told_once(two: TwoServers) -> None:
+    two.all_wait()
+    two.wait(12)
+    (said,) = two.told()
+    assert "all wait, rank 0 (dp_replicate=0 tp=0) on host in step 3, forward, for a rank of another server" in said
+
+
+@pytest.mark.parametrize("section", ["saving", None])
+def test_a_server_that_waits_for_one_that_works_is_no_hang(two: TwoServers, section: str | None) -> None:
+    two.all_wait()
+    for turn in range(20):
+        two.servers[1].move(None if section else 3, section or f"turn {turn}", (1,))
+        two.wait(2)
+    assert two.told() == []
+
+
+@pytest.mark.parametrize("said", [{}, {"idle_s": "x"}, {"odd": 1}])
+def test_a_server_that_has_told_nothing_is_no_hang(watched: Callable[..., Watched], said: dict[str, object]) -> None:
+    """Its ranks may still start."""
+    case = watched(hang_soft_s=5.0)
+    case.move(3)
+    case.watch.others = [said]
+    case.wait(30)
+    assert case.told == []
 
 
 def test_a_stopped_rank_of_a_run_is_named_and_the_run_ends_well(

@@ -17,8 +17,8 @@ from triax.verify.server_facts import Facts
 
 GIB = 1 << 30
 RANK = Facts(
-    rank=0, server=0, host="node0", address="10.0.0.1", host_addresses=("10.0.0.1",), interface=None, python="3.11.7",
-    torch="2.13.0", triax="0.1.0", device="NVIDIA H100", device_bytes=80 * GIB, cores=96, files=65536,
+    rank=0, server=0, name="node0", host="node0", address="10.0.0.1", host_addresses=("10.0.0.1",), interface=None,
+    python="3.11.7", torch="2.13.0", triax="0.1.0", device="NVIDIA H100", device_bytes=80 * GIB, cores=96, files=65536,
     locked_bytes=None, shared_memory_bytes=64 * GIB, run_folder="/shared/runs", free_bytes=1000 * GIB,
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def cluster_of(num_servers: int, inside: int = 2, **changed_on_1: object) -> Ser
     for rank in range(num_servers * inside):
         server = rank // inside
         address = f"10.0.0.{server + 1}"
-        fit = replace(RANK, rank=rank, server=server, host=f"node{server}", address=address, host_addresses=(address,))
+        fit = replace(RANK, rank=rank, server=server, name=f"node{server}", address=address, host_addresses=(address,))
         facts.append(replace(fit, **changed_on_1) if server == 1 else fit)  # type: ignore[arg-type]
     return Servers(tuple(facts))
 
@@ -65,7 +65,7 @@ def test_another_version_is_named_with_its_server(what: str) -> None:
 
 
 def test_hosts_that_share_a_name_are_told_apart_by_address() -> None:
-    check = preflight.check_versions(cluster_of(3, torch="2.0", host="node0"))
+    check = preflight.check_versions(cluster_of(3, torch="2.0", name="node0"))
     said(check, "fail", "server 1 (10.0.0.2)")
 
 
@@ -166,3 +166,24 @@ def test_a_slow_link_is_named_also_where_no_file_says_what_to_expect() -> None:
     everyone = Cluster(servers=3, cards_per_server=2, across_bytes_per_s=1e9)
     _, across, *_ = preflight.check_links(servers, speeds, everyone)
     said(across, "warn", "the cluster file says 953.67 MiB/s; also slow: server 0 (node0), server 2 (node2)")
+
+
+def test_what_only_all_servers_together_show() -> None:
+    """Pairs reach what is said, and all at once do not: a switch between them lets too little through."""
+    servers, said = cluster_of(3), Cluster(servers=3, cards_per_server=2, across_bytes_per_s=1e8)
+    exchanges = tuple(Exchange(pair, 0.9e8, 1e-5) for pair in ((0, 1), (0, 2), (1, 2)))
+    for between, cluster, verdict in ((0.3e8, said, "warn"), (0.8e8, said, "ok"), (0.3e8, None, "ok")):
+        checks = preflight.check_links(servers, Speeds((1e9,) * 3, exchanges, 1e7, between), cluster)
+        (check,) = (check for check in checks if check.name == "all-reduce")
+        said_of_it = ["look at the switches", "the cluster file says 95.37 MiB/s"] if verdict == "warn" else []
+        assert f"of all 6 ranks at 9.54 MiB/s; between all servers at once {between / (1 << 20):.2f}" in check.sentence
+        assert check.verdict == verdict
+        assert all(fragment in check.sentence for fragment in said_of_it)
+
+
+def test_a_slow_link_is_named_once() -> None:
+    """It holds up the all-reduce too, which is no news."""
+    exchanges = (Exchange((0, 1), 1e7, 1e-5), Exchange((0, 2), 1e8, 1e-5), Exchange((1, 2), 1e7, 1e-5))
+    cluster = Cluster(servers=3, cards_per_server=2, across_bytes_per_s=1e8)
+    checks = preflight.check_links(cluster_of(3), Speeds((1e9,) * 3, exchanges, 1e7, 0.9e7), cluster)
+    assert [check.name for check in checks if check.verdict == "warn"] == ["across"]

@@ -1,4 +1,4 @@
-"""Where does a server keep states in its memory, so that they outlive every process of the run?"""
+"""Where does a server keep states in its memory, so that they outlive every process of the run? Torch-free."""
 
 import hashlib
 import os
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from triax.checkpoint.disk import free_bytes
-from triax.checkpoint.retain import owner, remove
-from triax.checkpoint.verify import find_checkpoints
 from triax.errors import BadInput
 
 PLACE: Final = "TRIAX_MEMORY_DIR"
@@ -81,17 +79,3 @@ def room_bytes(folder: Path) -> int:
             if line.startswith("MemAvailable:"):
                 room = min(room, int(line.split()[1]) * 1024 * 9 // 10)
     return room
-
-
-def clear(folder: Path, run: str, but: Path | None = None) -> None:
-    """Remove what ``run`` keeps in ``folder`` except the state ``but``, and the folder where nothing is left.
-
-    Raises OSError.
-    """
-    if not is_ours(folder):
-        return
-    for found in find_checkpoints(folder):
-        if found.folder != but and owner(found.folder) == run:
-            remove(found.folder)
-    if but is None and not any(folder.iterdir()):
-        folder.rmdir()

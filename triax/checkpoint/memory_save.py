@@ -21,7 +21,8 @@ from triax.checkpoint.copying import Copying
 from triax.checkpoint.disk import sentence, write_atomically, write_new
 from triax.checkpoint.division import Division
 from triax.checkpoint.format import MANIFEST, FileEntry, folder_name, shard_name
-from triax.checkpoint.memory_folder import Servers, clear, open_folder, room_bytes
+from triax.checkpoint.memory_clear import clear
+from triax.checkpoint.memory_folder import Servers, open_folder, room_bytes
 from triax.checkpoint.retain import mark
 from triax.checkpoint.save import SaveOutcome
 from triax.errors import BadInput

@@ -2,11 +2,11 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from triax.cli.recover import budget_of, failure_told, record
+from triax.cli.recover import budget_of, failure_told, memory_freed
 from triax.errors import BadInput, Preempted, TriaxError
 from triax.spec.check import require_legal
 from triax.spec.cluster import Cluster
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from triax.launch.members import Beat, Generation, View
     from triax.launch.servers import Work
     from triax.launch.workers import Ended, Workers
+    from triax.train.events import Events
     from triax.train.places import Failure
     from triax.train.run_folder import RunFolder
     from triax.train.stop import StopWish
@@ -123,8 +124,9 @@ class Plans:
 class Deciding:
     """What the agent that decides does besides: it plans, counts failures, waits, and tells."""
 
-    def __init__(self, plans: Plans, folder: "RunFolder", servers: Servers, max_restarts: int | None) -> None:
-        self._plans, self._folder, self._servers, self._max_restarts = plans, folder, servers, max_restarts
+    def __init__(self, plans: Plans, events: "Events", servers: Servers, max_restarts: int | None) -> None:
+        self._plans, self._events, self._servers, self._max_restarts = plans, events, servers, max_restarts
+        self._folder = events.folder
         self._judged = 0
         self._not_before_s = 0.0
         self._budget: Budget | None = None
@@ -143,7 +145,7 @@ class Deciding:
             if failure is not None:
                 plan = _plan_of(view.generation)
                 verdict = self._budget.judge(failure.step, failure.how, self._folder.newest_step() or 0)
-                self._told = failure_told(failure, verdict, plan, self._folder)
+                self._told = failure_told(failure, verdict, plan, self._events)
                 if isinstance(verdict, GivenUp):
                     return Over(bare.number - 1, 1, self._told)
                 self._not_before_s = time.monotonic() + verdict.wait_s
@@ -157,6 +159,7 @@ class Deciding:
         """Tell and write down what has become of the servers."""
         from triax.train.message import tell
 
+        record = self._events.record
         before, step = view.generation, self._folder.newest_step() or 0
         plan = _plan_of(new) or self._plans.of(self._servers.most)
         old = {member.server for member in before.members} if before is not None else set()
@@ -169,13 +172,14 @@ class Deciding:
             lost = sorted(old - set(now)) or sorted(old)
             gone = [name for name in lost if name in view.known and view.known[name].beat.state == "leaving"]
             missed, after_s = [name for name in lost if name not in gone], self._plans.run.recover.lost_after_s
-            record(self._folder, plan, "lost_server", step, None, {**detail, "lost": lost, "left": gone})
             if gone:
                 said.append(f"{_named(gone)} was asked to go, and has gone.")
             if missed:
                 said.append(f"lost {_named(missed)}: not heard of, or cut off, for {format_seconds(after_s)}.")
+            reason = " ".join(said)
+            record(plan.layout, "lost_server", step, None, {"reason": reason, **detail, "lost": lost, "left": gone})
         if new.reason == "grown":
-            record(self._folder, plan, "grown", step, None, {**detail, "new": sorted(set(now) - old)})
+            record(plan.layout, "grown", step, None, {**detail, "new": sorted(set(now) - old)})
             said.append(f"{_named(sorted(set(now) - old))} is there: the run grows.")
         if not now:
             said.append(f"Fewer than {self._servers.fewest} servers are left, and the run waits for more.")
@@ -186,10 +190,10 @@ class Deciding:
         if now and earlier is not None and earlier.layout != plan.layout:
             words = {"before": earlier.layout.describe(), "after": plan.layout.describe()}
             released = plan.run.layout != self._plans.run.layout
-            record(self._folder, plan, "replan", step, None, {**detail, **words, "released": released})
+            record(plan.layout, "replan", step, None, {**detail, **words, "released": released})
             said.append(f"Planned anew: {words['after']}, it was {words['before']}.")
         if new.reason in ("failed", "stopped") and now:
-            record(self._folder, plan, "restart", step, None, detail)
+            record(plan.layout, "restart", step, None, detail)
         if said:
             tell(" ".join(said))
 
@@ -238,17 +242,18 @@ def train_on_servers(
     """
     from triax.cli.start import tokens_of
     from triax.launch.workers import warm_up
+    from triax.train.events import Events
     from triax.train.stop import StopWish, stop_signals
 
     plans = Plans(run, cluster, cluster.cards_per_server, folder, has_cards)
     whole = plans.of(servers.most)
     wish = StopWish(folder.stop_file)
-    with stop_signals(wish), folder.shared():
+    with Events(folder, run, servers.name) as events, stop_signals(wish), folder.shared():
         folder.refuse_another_run(whole)
         warm_up("triax.train.worker", num_ranks=plans.ranks)
         tokens = tokens_of(whole, quiet).address
         board = _board(folder)
-        over = _run_agent(board, plans, folder, servers, wish, (text, tokens, quiet), max_restarts)
+        over = _run_agent(board, plans, events, servers, wish, (text, tokens, quiet), max_restarts)
     if over.sentence:
         raise TriaxError(over.sentence)
     if over.code == Preempted.exit_code and over.generation == 0:
@@ -268,7 +273,7 @@ def _board(folder: "RunFolder") -> "Board":
 
 
 def _run_agent(
-    board: "Board", plans: Plans, folder: "RunFolder", servers: Servers, wish: "StopWish",
+    board: "Board", plans: Plans, events: "Events", servers: Servers, wish: "StopWish",
     told: tuple[str, str, bool], max_restarts: int | None,
 ) -> "Over":  # fmt: skip
     from triax.launch.agent import free_port
@@ -287,15 +292,16 @@ def _run_agent(
     rules = Rules(servers.fewest, servers.most, said.lost_after_s, said.join_s, plans.can_train)
     me = Beat(servers.name, new_start(), 0, servers.address, contacts.port, plans.ranks)
     _refuse_same_name(board, me)
-    deciding = Deciding(plans, folder, servers, max_restarts)
+    deciding = Deciding(plans, events, servers, max_restarts)
     pulse = Pulse(board, rules, contacts, me, deciding.prepare, deciding.begun)
     agent = ServerAgent(
-        pulse, (me.server, me.start), wish, _Ranks(plans, folder, servers, *told), lambda: free_port(servers.address),
+        pulse, (me.server, me.start), wish, _Ranks(plans, events, servers, *told), lambda: free_port(servers.address),
         lost_after_s=said.lost_after_s, shutdown_s=plans.run.train.timeout_s,
     )  # fmt: skip
     pulse.start()
     try:
-        return agent.run()
+        with memory_freed(events.folder, plans.run.fingerprint):
+            return agent.run()
     finally:
         pulse.stop()
         contacts.close()
@@ -324,7 +330,7 @@ class _Ranks:
     """Makes the ranks of a generation on this server."""
 
     plans: Plans
-    folder: "RunFolder"
+    events: "Events"
     servers: Servers
     run_text: str
     tokens: str
@@ -335,21 +341,31 @@ class _Ranks:
         from triax.launch.workers import Workers
         from triax.train.order import Order, work
         from triax.train.places import failure_of, make_places
+        from triax.watch.record import SERVER
 
         plan = Plan.model_validate_json(generation.plan)
-        file = self.folder.agents / f"places-{self.servers.name}"
+        folder = self.events.folder
+        file = folder.agents / f"places-{self.servers.name}"
         places = make_places(file, place.local_ranks)
         order = Order(
-            generation.plan, self.run_text, str(self.folder.path), self.tokens, self.quiet, str(file), generation.number
+            generation.plan, self.run_text, str(folder.path), self.tokens, self.quiet, str(file), generation.number
         )
         interface = self.servers.interface
         network = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        environments = [network | environment for environment in place.environments()]
+        own = {SERVER: self.servers.name, **network}
+        environments = [own | environment for environment in place.environments()]
+        hangs = self.events.hang_watch(places, plan, place.first_rank, place.local_ranks)
 
         def start() -> "Workers":
             return Workers(work, order, environments, plan.run.train.timeout_s)
 
         def failure(ended: "Ended") -> Mapping[str, Any]:
-            return asdict(failure_of(places, plan.layout, ended.wordless, place.first_rank, place.local_ranks))
+            return asdict(
+                hangs.failure or failure_of(places, plan.layout, ended.wordless, place.first_rank, place.local_ranks)
+            )
 
-        return Work(start, failure)
+        def watch(others: Sequence[Mapping[str, Any]]) -> tuple[float | None, Mapping[str, Any]]:
+            hangs.others = others
+            return hangs(), hangs.told()
+
+        return Work(start, failure, watch)

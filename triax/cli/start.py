@@ -4,13 +4,13 @@ Torch-free until the ranks run: a mistake in a run file is told in a tenth of a 
 """
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from triax.cli.recover import keep_training, stopped_early
+from triax.cli.recover import keep_training, memory_freed, stopped_early
 from triax.errors import BadInput
 from triax.spec.check import require_legal
 from triax.spec.cluster import Cluster
@@ -67,7 +67,9 @@ def start_training(
             else:
                 order = _prepare_as_started(asked, folder, rank, quiet, held)
             from triax.train.worker import leave, train_as_rank
-        code = train_as_rank(order)
+        # Who started this rank may start it again, and it then goes on from memory; a rank alone has ended the run.
+        with memory_freed(folder, asked.plan.fingerprint) if rank is None else nullcontext():
+            code = train_as_rank(order)
     if code and rank is not None:
         leave(code)
     return code

@@ -52,6 +52,10 @@ class Board:
         fresh.write_bytes(_encoded(beat))
         fresh.replace(path)
 
+    def leave(self, beat: Beat) -> None:
+        """Remove what this server said of itself."""
+        (self._folder / f"server-{beat.server}.json").unlink(missing_ok=True)
+
     def beats(self) -> list[Beat]:
         """Return what all servers say of themselves, also those that are long gone."""
         found = (_decoded(Beat, path) for path in sorted(self._folder.glob("server-*.json")))

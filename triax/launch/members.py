@@ -46,6 +46,8 @@ class Beat:
     """Servers that answer this one over the network."""
     failure: Mapping[str, Any] = field(default_factory=dict)
     """Why the ranks have failed."""
+    standing: Mapping[str, Any] = field(default_factory=dict)
+    """How the ranks stand that run, for agents whose own ranks wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ class Heard:
     over: Over | None = None
     draining: int = 0
     """The generation whose ranks are to save and stop."""
+    standings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """How the ranks stand that run, on each other server of that generation; empty for one that has not told."""
 
 
 @dataclass(slots=True)
@@ -106,8 +108,15 @@ class Pulse:
     def say(self, state: State, generation: int, failure: Mapping[str, Any] | None = None) -> None:
         """Say from now on what this server's ranks do; others hear it at once."""
         with self._lock:
-            self._beat = replace(self._beat, state=state, generation=generation, failure=dict(failure or {}))
+            self._beat = replace(
+                self._beat, state=state, generation=generation, failure=dict(failure or {}), standing={}
+            )
         self._wakes.set()
+
+    def stand(self, standing: Mapping[str, Any]) -> None:
+        """Say from the next beat on how the ranks of this server stand."""
+        with self._lock:
+            self._beat = replace(self._beat, standing=dict(standing))
 
     def meet_at(self, port: int) -> None:
         """Say where ranks could meet on this server."""
@@ -168,10 +177,17 @@ class Pulse:
         if over is not None and over.generation == memory.old_over:
             over = None
         draining = max((one.beat.draining for one in memory.watched.values() if one.has_changed), default=0)
-        self._heard = Heard(generation, over, draining)
         members = () if generation is None else generation.members
+        number = 0 if generation is None else generation.number
+        standings = {member.server: self._standing(member, number) for member in members if member.server != me.server}
+        self._heard = Heard(generation, over, draining, standings)
         memory.saw_it_train = memory.saw_it_train or any(self._is_there(member) for member in members)
         self._note_ends(generation, now_s)
+
+    def _standing(self, member: Member, number: int) -> Mapping[str, Any]:
+        one = self._memory.watched.get(member.server)
+        is_of_now = one is not None and one.beat.start == member.start and one.beat.generation == number
+        return one.beat.standing if one is not None and is_of_now else {}
 
     def _is_there(self, member: Member) -> bool:
         one = self._memory.watched.get(member.server)

@@ -1,6 +1,6 @@
 """How does an agent run the ranks of one of several servers? As the newest generation says, and no moment longer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -36,6 +36,9 @@ class Work:
     start: Callable[[], Workers]
     failure: Callable[[Ended], Mapping[str, Any]]
     """Why they have failed, for the agent that decides what follows."""
+    watch: Callable[[Sequence[Mapping[str, Any]]], tuple[float | None, Mapping[str, Any]]]
+    """Asked ten times a second, with what the other servers have told of theirs: says within how many seconds the ranks
+    must have ended, None where they may go on, and what to tell of them."""
 
 
 class ServerAgent:
@@ -84,13 +87,13 @@ class ServerAgent:
         self._pulse.say("running", generation.number)
         workers = work.start()
         try:
-            is_ours = self._follow(workers, generation)
+            is_ours = self._follow(workers, work, generation)
         finally:
             workers.kill()
         self._pulse.meet_at(self._free_port())
         return self._tell(workers.ended(), work, generation, is_ours)
 
-    def _follow(self, workers: Workers, generation: Generation) -> bool:
+    def _follow(self, workers: Workers, work: Work, generation: Generation) -> bool:
         """Watch ranks until they have ended; return whether it was by themselves, and not since they were to stop."""
         is_ours = True
         while workers.running:
@@ -103,6 +106,10 @@ class ServerAgent:
             if is_over or self._pulse.silent_s > self._lost_after_s / 2 or self._pulse.fault is not None:
                 is_ours = False
                 workers.stop(_GRACE_S)
+            within_s, standing = work.watch(list(heard.standings.values()))
+            self._pulse.stand(standing)
+            if within_s is not None:
+                workers.stop(within_s)
             if heard.draining == generation.number or self._wish.has_signal:
                 workers.stop(self._shutdown_s)
             if heard.over is not None and heard.over.generation == generation.number:

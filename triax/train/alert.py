@@ -21,7 +21,9 @@ from triax.spec.run import FORMAT_VERSION, GuardSpec
 
 _log = logging.getLogger("triax")
 
-ALERTING: Final = frozenset({"spike", "skip", "rollback", "corruption", "stopped_by_guard", "hang", "failure"})
+ALERTING: Final = frozenset(
+    {"spike", "skip", "rollback", "corruption", "stopped_by_guard", "hang", "failure", "lost_server", "given_up"}
+)
 """Kinds of events that are worth an alert."""
 
 _TIMEOUT_S: Final = 10.0
@@ -43,6 +45,7 @@ class Alerts:
             timeout_s,
         )
         self._waiting: queue.Queue[bytes] = queue.Queue(_MOST_WAITING)
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._has_complained = False
 
@@ -56,9 +59,10 @@ class Alerts:
         except queue.Full:
             self._complain("too many wait to be sent")
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
+                self._thread.start()
 
     def close(self, patience_s: float = _TIMEOUT_S) -> None:
         """Wait until all was sent, and no longer than ``patience_s``."""

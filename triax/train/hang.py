@@ -4,15 +4,20 @@ A rank moves when its phase changes, which it does several times in each microba
 need it soon do too, so *no rank has moved* is the sign of a hang, whatever the layout. Only steps are judged by it:
 starting, measuring and saving take as long as a disk and a compiler take, and a peer that never comes ends them by
 ``train.timeout_s``. A process that is stopped is a sign by itself, wherever it is.
+
+Where ranks of other servers belong to the run, all of them stand still in a hang, and one line should name one rank. So
+servers tell each other in a few words how theirs stand, and the one speaks that has the rank to blame.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from triax.parallel.flight import ask_for_record
 from triax.spec.layout import Layout
@@ -29,6 +34,8 @@ _LEAST_SOFT_S: Final = 30.0
 _HARD_OVER_SOFT: Final = 4.0
 """The hard limit in soft ones, where nobody said it in seconds (*assumed*): time to look, or for a disk to return."""
 _STEPS_TIMED: Final = 20
+_HEARD_S: Final = 2.0
+"""How old it may be what another server has told: agents write and read twice a second."""
 _ASLEEP_S: Final = 5.0
 """Who looks that often and could not for so long was stopped too, as by Ctrl-Z, and has seen nothing."""
 
@@ -50,16 +57,16 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How far the ranks of one server are, in a few words that another server can read."""
+    """How the ranks of one server stand, in a few words that another server can read."""
 
-    step: int
-    """The newest step that all of them have begun."""
     idle_s: float
     """Since any of them moved."""
     is_stepping: bool
     """All are inside steps: none is starting, measuring or saving."""
-    slowest_rank: int
-    slowest_phase: str
+    odd: int
+    """The rank that is to blame if they hang, among all ranks."""
+    innocence: tuple[bool, bool, bool, int]
+    """How little it is to blame, see ``odd_one``."""
 
 
 def standings(places: Places, first_rank: int, num_ranks: int, now_ns: int | None = None) -> list[Standing]:
@@ -75,26 +82,25 @@ def standings(places: Places, first_rank: int, num_ranks: int, now_ns: int | Non
     return found
 
 
-def summary(ranks: Sequence[Standing]) -> Summary:
-    """Return how far ``ranks``, of which there is at least one, are together."""
-    slowest = odd_one(ranks, {})
+def summary(ranks: Sequence[Standing], states: Mapping[int, ProcessState]) -> Summary:
+    """Return how ``ranks``, of which there is at least one, stand together."""
+    odd = odd_one(ranks, states)
     return Summary(
-        min(rank.step for rank in ranks), min(rank.idle_s for rank in ranks), all(rank.is_stepping for rank in ranks),
-        slowest.rank, slowest.phase,
-    )  # fmt: skip
+        min(rank.idle_s for rank in ranks), all(rank.is_stepping for rank in ranks), odd.rank, _innocence(odd, states)
+    )
 
 
-def odd_one(ranks: Sequence[Standing], states: dict[int, ProcessState]) -> Standing:
+def odd_one(ranks: Sequence[Standing], states: Mapping[int, ProcessState]) -> Standing:
     """Return which of ``ranks`` that stand still keeps the others: one that is stopped; else one that waits for a disk
     or a driver; else of those that do not wait for a peer the one in the earliest step, and there the one that stands
     longest, since the others went on until they needed it."""
+    return min(ranks, key=lambda rank: (*_innocence(rank, states), -rank.idle_s))
 
-    def innocence(rank: Standing) -> tuple[bool, bool, bool, int, float]:
-        state = states.get(rank.rank)
-        is_stopped, is_in_kernel = state is not None and state.is_stopped, state is not None and state.is_in_kernel
-        return not is_stopped, not is_in_kernel, rank.is_waiting, rank.step, -rank.idle_s
 
-    return min(ranks, key=innocence)
+def _innocence(rank: Standing, states: Mapping[int, ProcessState]) -> tuple[bool, bool, bool, int]:
+    state = states.get(rank.rank)
+    is_stopped, is_in_kernel = state is not None and state.is_stopped, state is not None and state.is_in_kernel
+    return not is_stopped, not is_in_kernel, rank.is_waiting, rank.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +153,11 @@ class HangWatch:
     server: str
     tell: Callable[[str, str, Hang], None]
     """Called with ``hang`` or ``hang_over``, a sentence for the user, and the hang."""
+    others: Sequence[Mapping[str, Any]] = ()
+    """What the other servers of the run have last told of theirs (``told``); empty for one that has told nothing."""
     failure: Failure | None = None
     """Why the ranks must end; None: they need not."""
+    _summary: Summary | None = None
     _hang: Hang | None = None
     _next_look_s: float = 0.0
     _last_look_s: float = 0.0
@@ -171,6 +180,10 @@ class HangWatch:
             self._last_look_s = time.monotonic()
             self._next_look_s = self._last_look_s + _LOOK_S
         return None if self.failure is None else 0.0
+
+    def told(self) -> dict[str, Any]:
+        """Return what the other servers should know of the ranks of this one, in plain values."""
+        return {} if self._summary is None else asdict(self._summary)
 
     @property
     def soft_s(self) -> float:
@@ -214,19 +227,33 @@ class HangWatch:
             self._step, self._step_at_s = step, now_s
 
     def _found(self, ranks: Sequence[Standing], now_s: float) -> Hang | None:
-        """Return the hang that there is, by the limits; None where there is none."""
+        """Return the hang that there is on this server, by the limits; None where there is none, or another server
+        has the rank to blame."""
         seen_s = now_s - self._awake_s
+        long_s = min(self.soft_s, _HEARD_S) - _LOOK_S
+        states = {rank.rank: process_state(self._pid(rank)) for rank in ranks if min(rank.idle_s, seen_s) >= long_s}
+        self._summary = own = summary(ranks, states)
         still = [rank for rank in ranks if min(rank.idle_s, seen_s) >= self.soft_s - _LOOK_S]
         if not still:
             return None
-        states = {rank.rank: process_state(self._pid(rank)) for rank in still}
         odd = odd_one(still, states)
         state = states[odd.rank]
         if state.is_stopped:
             return Hang(odd, state, ranks, min(odd.idle_s, seen_s))
-        if not (self._judges_steps and len(still) == len(ranks) and all(rank.is_stepping for rank in ranks)):
+        if not (self._judges_steps and len(still) == len(ranks) and own.is_stepping):
+            return None
+        if self._hang is None and not self._is_here(own):
             return None
         return Hang(odd, state, ranks, min(seen_s, *(rank.idle_s for rank in ranks)))
+
+    def _is_here(self, own: Summary) -> bool:
+        """Return whether the ranks of all other servers stand still as well, and none of them is more to blame."""
+        for other in map(_heard, self.others):
+            if other is None or not other.is_stepping or other.idle_s < self.soft_s - _LOOK_S - _HEARD_S:
+                return False
+            if (other.innocence, other.odd) < (own.innocence, own.odd):
+                return False
+        return True
 
     def _pid(self, rank: Standing) -> int:
         return self.places.slot(rank.rank - self.first_rank).pid
@@ -255,3 +282,11 @@ class HangWatch:
         except OSError:  # a full or dead disk may be why they hang
             return ""
         return str(self.folder)
+
+
+def _heard(told: Mapping[str, Any]) -> Summary | None:
+    """Return what another server has told; None where that is nothing, or not in these words."""
+    try:
+        return TypeAdapter(Summary).validate_python(told)
+    except ValidationError:
+        return None

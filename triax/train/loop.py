@@ -108,7 +108,11 @@ def train(
             state,
         )  # fmt: skip
         with progress.clock.following():
-            loop.run()
+            try:
+                loop.run()
+            except StoppedByGuard:
+                tier.end()  # nobody goes on from what the guard has stopped
+                raise
 
 
 def _opening(plan: Plan, process: Process, batches: Batches, state: TrainState) -> str:

@@ -4,7 +4,6 @@ What is shared is a few numbers for each rank and step, all of ten steps at once
 that for no longer than for the step's own sums.
 """
 
-import socket
 from typing import Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from triax.parallel.progress import Progress
 from triax.parallel.waits import KINDS
 from triax.spec.layout import Layout
 from triax.train.reporter import Reporter
+from triax.watch.record import server_name
 from triax.watch.stragglers import Change, Stragglers
 
 _SHARED_STEPS: Final = 10
@@ -95,6 +95,6 @@ def _gathered(mine: torch.Tensor, world_size: int) -> torch.Tensor:
 
 def _server_names(world_size: int) -> list[str]:
     """Return the name of every rank's server; all ranks call this together."""
-    name = socket.gethostname().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+    name = server_name().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
     names = _gathered(torch.frombuffer(bytearray(name), dtype=torch.uint8), world_size)
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in names]

@@ -1,7 +1,6 @@
 """How does a run tell what it does: one voice for all ranks, many ears."""
 
 import logging
-import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,7 +20,7 @@ from triax.watch.console import Console
 from triax.watch.device import DeviceMeter, device_peak
 from triax.watch.experts import LoadCheck
 from triax.watch.metrics import PeakCheck, PeakFlops, StepRecord, to_metrics
-from triax.watch.record import RunLog
+from triax.watch.record import RunLog, server_name
 from triax.watch.sinks import Sink, TensorBoardSink, Unfailing
 
 
@@ -49,7 +48,7 @@ class Reporter:
         self._alerts = Alerts(run.guard, str(folder.path))
         self._place: dict[str, object] = {
             "rank": process.rank, "coordinate": plan.layout.coordinate(process.rank)._asdict(),
-            "server": socket.gethostname(),
+            "server": server_name(),
         }  # fmt: skip
         self.meter = DeviceMeter(process.device)
 

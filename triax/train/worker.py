@@ -28,6 +28,7 @@ from triax.parallel.progress import Progress
 from triax.spec.layout import Layout
 from triax.spec.plan import Plan
 from triax.train.corpus import share_tokens
+from triax.train.events import Events
 from triax.train.loop import train
 from triax.train.message import tell, write_anything
 from triax.train.order import Order
@@ -90,8 +91,13 @@ def train_as_rank(order: Order) -> int:
                 held.enter_context(flight_recorder(folder.stacks, process.rank))
             yield
 
+    def failed(rank: int, layout: Layout | None, phase: str, reason: str) -> None:
+        with Events(folder, own.run) as events:
+            detail = {"reason": reason, "how": "failed", "phase": phase}
+            events.record(layout, "failure", folder.newest_step() or 0, rank, detail)
+
     known = None if order.asks_rank_0 else own.layout
-    return run_as_rank(body, known, own.run.train.timeout_s, order.places, holding)
+    return run_as_rank(body, known, own.run.train.timeout_s, order.places, holding, failed)
 
 
 def _plan_of_all(own: Plan, rank: Rank) -> Plan:
@@ -121,22 +127,28 @@ def _holding_nothing(_process: Process) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _telling_nobody(_rank: int, _layout: Layout | None, _phase: str, _reason: str) -> None:
+    pass
+
+
 def run_as_rank(
     body: Callable[[Rank], None], layout: Layout | None, timeout_s: float, places_file: str | None = None,
     holding: Callable[[Process], AbstractContextManager[None]] = _holding_nothing,
+    failed: Callable[[int, Layout | None, str, str], None] = _telling_nobody,
 ) -> int:  # fmt: skip
     """Run ``body`` as the rank that the environment says, among peers that answer within ``timeout_s``; return the exit
     code.
 
     ``layout`` tells where the rank stands; None: ``body`` will say. What ``holding`` returns is held from before the
-    meeting to the end.
+    meeting to the end. ``failed`` is told of a failure, with rank, layout, phase and reason, by the one rank that
+    speaks of it, where no process waits that knows more.
     """
     logging.basicConfig(format="triax: %(message)s", level=logging.WARNING)
     write_anything()
     # What failed is told in one sentence: without the schedule, and without the stacks of all threads at an abort.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     faulthandler.disable()
-    voice = _Voice(layout)
+    voice = _Voice(layout, failed)
     try:
         with ExitStack() as held:
             held.enter_context(stop_signals(voice.wish))
@@ -152,7 +164,7 @@ def run_as_rank(
             voice.progress.enter("the start")
             body(Rank(process, voice.store, voice.progress, voice.wish, voice.take_place))
     except TriaxError as error:
-        voice.tell(str(error))
+        voice.tell(str(error), is_failure=error.exit_code == TriaxError.exit_code)
         return error.exit_code
     except Exception as error:
         echo = _echo(error, timeout_s)
@@ -170,7 +182,8 @@ def run_as_rank(
 class _Voice:
     """How a rank tells of its failure, with what it knows by then."""
 
-    def __init__(self, layout: Layout | None) -> None:
+    def __init__(self, layout: Layout | None, failed: Callable[[int, Layout | None, str, str], None]) -> None:
+        self._failed = failed
         self.layout, self.progress, self.wish = layout, Progress(), StopWish()
         self.process: Process | None = None
         self.store: Store | None = None
@@ -187,11 +200,14 @@ class _Voice:
         """Learn which layout the rank has a place in."""
         self.layout = layout
 
-    def tell(self, message: str) -> None:
-        """Tell of a fault of this rank's own, unless another rank has told of one."""
+    def tell(self, message: str, *, is_failure: bool = True) -> None:
+        """Tell of a fault of this rank's own, unless another rank has told of one; a wish, a mistake of the user's and
+        a stop by the guard are no failure."""
         self._end_as_told(message)
         if self._speaks():
             tell(message)
+            if is_failure:
+                self._record(message)
 
     def tell_trace(self, error: Exception) -> None:
         """Tell of a fault that nobody foresaw, with where it is in the code."""
@@ -200,6 +216,7 @@ class _Voice:
             trace = "".join(traceback.format_exception(error))
             sys.stderr.write(f"triax: {self.who} failed by what nobody foresaw during {self.progress.phase}:\n{trace}")
             sys.stderr.flush()
+            self._record(f"{self.who}: {type(error).__name__}: {_first_line(error)}")
 
     def tell_echo(self, what: str) -> None:
         """Tell that this rank lost a peer: to who waits for it, else to everybody."""
@@ -212,6 +229,11 @@ class _Voice:
             time.sleep(_GRACE_S)
         if not self.wish.is_asked and self._speaks():
             tell(f"{message}; {_GO_ON}")
+            self._record(message)
+
+    def _record(self, reason: str) -> None:
+        if self.places is None and self.process is not None:
+            self._failed(self.process.rank, self.layout, self.progress.phase, reason)
 
     def _end_as_told(self, what: str) -> None:
         if self.places is not None and self.process is not None:

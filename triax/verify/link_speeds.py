@@ -46,6 +46,8 @@ class Speeds:
     exchanges: tuple[Exchange, ...]
     all_bytes_per_s: float | None
     """All-reduce of all ranks; None where there is one."""
+    across_bytes_per_s: float | None = None
+    """All-reduce between all servers, of each server's ranks together; None where there is one server."""
 
 
 def measure(process: Process, store: dist.Store, timeout: timedelta) -> Speeds:
@@ -53,8 +55,9 @@ def measure(process: Process, store: dist.Store, timeout: timedelta) -> Speeds:
     that of the groups of single servers."""
     inside = _inside(process, store, timeout)
     exchanges = _across(process, store)
-    whole = _all_reduce_rate(process, None, process.world_size) if process.world_size > 1 else None
-    return Speeds(inside, exchanges, _least(store, process, "all", whole))
+    whole = _all_reduce_rate(process, None, process.world_size, None) if process.world_size > 1 else None
+    between = _between(process, store, timeout)
+    return Speeds(inside, exchanges, _least(store, process, "all", whole), between)
 
 
 def rounds(num_servers: int, most: int = _PARTNERS) -> list[list[tuple[int, int]]]:
@@ -79,9 +82,23 @@ def _inside(process: Process, store: dist.Store, timeout: timedelta) -> tuple[fl
         group = dist.new_group(list(range(server * inside, (server + 1) * inside)), timeout=timeout)
         if server == process.rank // inside:
             mine = group
-    rate = _all_reduce_rate(process, mine, inside)
+    rate = _all_reduce_rate(process, mine, inside, mine)
     said = share(store, process, "inside", rate)
     return tuple(min(said[server * inside : (server + 1) * inside]) for server in range(process.num_servers))
+
+
+def _between(process: Process, store: dist.Store, timeout: timedelta) -> float | None:
+    """All-reduce among the ranks of the same number on all servers, all numbers at once: nothing crosses a server's
+    uplink that it could sum up inside before."""
+    if process.num_servers == 1:
+        return None
+    inside, mine = process.local_world_size, None
+    for local in range(inside):  # every rank makes every group
+        group = dist.new_group(list(range(local, process.world_size, inside)), timeout=timeout)
+        if local == process.local_rank:
+            mine = group
+    rate = _all_reduce_rate(process, mine, process.num_servers, beside=None)
+    return _least(store, process, "between", inside * rate)
 
 
 def _across(process: Process, store: dist.Store) -> tuple[Exchange, ...]:
@@ -138,22 +155,27 @@ def _sent_s(process: Process, peer: int, num_bytes: int, sends: bool) -> float:
     return time.perf_counter() - began_s
 
 
-def _all_reduce_rate(process: Process, group: dist.ProcessGroup | None, size: int) -> float:
-    """Return the bus rate of an all-reduce of ``size`` ranks: 2 (n - 1) / n of its bytes cross each rank's link."""
+def _all_reduce_rate(
+    process: Process, group: dist.ProcessGroup | None, size: int, beside: dist.ProcessGroup | None
+) -> float:
+    """Return the bus rate of an all-reduce of ``size`` ranks: 2 (n - 1) / n of its bytes cross each rank's link.
+
+    ``beside``: the group of all that measure at the same time, each in its ``group``; None: all ranks.
+    """
 
     def seconds(num_bytes: int) -> float:
         ones = torch.zeros(num_bytes // 4, dtype=torch.float32, device=process.device)
-        dist.barrier(group)
+        dist.barrier(beside)
         _wait_for_device(process)
         began_s = time.perf_counter()
         dist.all_reduce(ones, group=group)
         _wait_for_device(process)
-        return time.perf_counter() - began_s
+        slowest = torch.tensor(time.perf_counter() - began_s, dtype=torch.float64, device=process.device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX, group=beside)
+        return float(slowest)
 
     seconds(_PROBE_BYTES)
-    agreed = torch.tensor(_size_for(seconds(_PROBE_BYTES), _PROBE_BYTES), device=process.device)
-    dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
-    num_bytes = int(agreed) // 4 * 4
+    num_bytes = _size_for(seconds(_PROBE_BYTES), _PROBE_BYTES) // 4 * 4
     return 2 * (size - 1) / size * num_bytes / min(seconds(num_bytes) for _ in range(2))
 
 

@@ -56,10 +56,10 @@ class Servers:
         return self.facts[-1].server + 1
 
     def name(self, server: int) -> str:
-        """Return what a person calls a server: with its host name, or its address where hosts share a name."""
-        hosts = [each.host for each in self.first]
+        """Return what a person calls a server: with its name, or its address where servers share one."""
+        names = [each.name for each in self.first]
         of = self.first[server]
-        return f"server {server} ({of.host if hosts.count(of.host) == 1 or self.count == 1 else of.address})"
+        return f"server {server} ({of.name if names.count(of.name) == 1 or self.count == 1 else of.address})"
 
     def names(self, servers: Iterable[int]) -> str:
         """Return the names of several, cut short where they are many."""
@@ -261,11 +261,7 @@ def check_links(servers: Servers, speeds: Speeds, cluster: Cluster | None) -> li
         said = cluster.inside_bytes_per_s if cluster is not None else None
         checks.append(_link("inside", servers, rates, said, "reduces among its ranks at"))
     if speeds.exchanges:
-        # A slow server is slow with all its partners; a good one is fast with one of them.
-        best = {
-            server: max(each.bytes_per_s for each in speeds.exchanges if server in each.servers)
-            for server in range(servers.count)
-        }
+        best = best_rates(servers, speeds)
         said = cluster.across_bytes_per_s if cluster is not None else None
         checks.append(_link("across", servers, best, said, "sends to others, or gets from them, at most"))
         latencies = [each.latency_s for each in speeds.exchanges]
@@ -274,9 +270,38 @@ def check_links(servers: Servers, speeds: Speeds, cluster: Cluster | None) -> li
                   f"{format_seconds(max(latencies))}.")
         )  # fmt: skip
     if speeds.all_bytes_per_s is not None:
-        rate = _rate(speeds.all_bytes_per_s)
-        checks.append(Check("all-reduce", "ok", f"of all {_counted(len(servers.facts), 'rank')} at {rate}."))
+        checks.append(_all_reduce(servers, speeds, cluster))
     return checks
+
+
+def _all_reduce(servers: Servers, speeds: Speeds, cluster: Cluster | None) -> Check:
+    """All ranks at once: what switches between servers let through, which pairs of servers do not show."""
+    assert speeds.all_bytes_per_s is not None
+    sentence = f"of all {_counted(len(servers.facts), 'rank')} at {_rate(speeds.all_bytes_per_s)}"
+    rate, said = speeds.across_bytes_per_s, cluster.across_bytes_per_s if cluster is not None else None
+    if rate is None:
+        return Check("all-reduce", "ok", f"{sentence}.")
+    sentence += f"; between all servers at once {_rate(rate)} of each"
+    if said is None:
+        return Check("all-reduce", "ok", f"{sentence}.")
+    # A slow link has its own sentence, and holds up all: what is missing beyond that is lost between the servers.
+    slowest = min(best_rates(servers, speeds).values())
+    if rate < _SLOW * min(said, slowest):
+        return Check(
+            "all-reduce", "warn",
+            f"{sentence}, where pairs of servers reach {_rate(slowest)} and the cluster file says {_rate(said)}: look "
+            f"at the switches between them (`oversubscription` in the cluster file tells the planner).",
+        )  # fmt: skip
+    return Check("all-reduce", "ok", f"{sentence}; the cluster file says {_rate(said)}.")
+
+
+def best_rates(servers: Servers, speeds: Speeds) -> dict[int, float]:
+    """Return for each server the best rate of its exchanges: a slow one is slow with all its partners, and a good one
+    fast with one of them."""
+    return {
+        server: max(each.bytes_per_s for each in speeds.exchanges if server in each.servers)
+        for server in range(servers.count)
+    }
 
 
 def _link(name: str, servers: Servers, rates: dict[int, float], said: float | None, doing: str) -> Check:

@@ -13,6 +13,7 @@ import torch
 
 from triax import __version__
 from triax.parallel.launch import Process
+from triax.watch.record import server_name
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -23,6 +24,8 @@ class Facts:
 
     rank: int
     server: int
+    name: str
+    """What the server is called: its host name, unless it was given another."""
     host: str
     address: str
     """The server's own address on the way to rank 0."""
@@ -57,6 +60,7 @@ def gather_facts(process: Process, run_folder: Path) -> Facts:
     return Facts(
         rank=process.rank,
         server=process.rank // process.local_world_size,
+        name=server_name(),
         host=host,
         address=_address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1")),
         host_addresses=_resolved(host),

@@ -40,7 +40,15 @@ _log = logging.getLogger(__name__)
 METRICS_FILE: Final = "metrics.jsonl"
 EVENTS_FILE: Final = "events.jsonl"
 
+SERVER: Final = "TRIAX_SERVER"
+"""Environment variable that gives this server another name than its host's."""
+
 _NONFINITE: Final = "nonfinite"
+
+
+def server_name() -> str:
+    """Return what this server is called: as the process that started this one says, else by its host name."""
+    return os.environ.get(SERVER) or socket.gethostname()
 
 
 class RunLog:
@@ -56,7 +64,7 @@ class RunLog:
     ) -> None:
         """Make ``folder`` if need be; raise BadInput if it cannot be written.
 
-        ``rank`` (None: no rank), ``coordinate`` (index along each axis) and ``server`` (default: this host's name) sign
+        ``rank`` (None: no rank), ``coordinate`` (index along each axis) and ``server`` (default: ``server_name``) sign
         the events.
         """
         try:
@@ -70,7 +78,7 @@ class RunLog:
         self._events = _LineFile(folder / EVENTS_FILE)
         self._rank = rank
         self._coordinate = dict(coordinate or {})
-        self._server = socket.gethostname() if server is None else server
+        self._server = server_name() if server is None else server
 
     def write(self, metrics: Metrics) -> None:
         """Append one step's metrics. Only the rank that reports calls this."""

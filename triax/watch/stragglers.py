@@ -17,8 +17,9 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-WINDOW: Final = 30
-"""Steps that a verdict looks at (*assumed*): found within 50 steps, with room for those that are shared late."""
+WINDOWS: Final = (30, 48)
+"""Steps that a verdict looks at (*assumed*): what is clear is found in the shorter window, what is not in the longer,
+and both within 50 steps."""
 
 _CERTAIN: Final = 5.5
 """How many standard errors a difference must have (*assumed*); not fewer, since the error itself is estimated from one
@@ -68,8 +69,8 @@ class Stragglers:
         another now than after the last call."""
         first = min(max(_FIRST_LEFT_OUT - self._left_out, 0), len(steps))
         self._left_out += first
-        self._window = [*self._window, *steps[first:]][-WINDOW:]
-        if len(self._window) < WINDOW:
+        self._window = [*self._window, *steps[first:]][-WINDOWS[-1] :]
+        if len(self._window) < WINDOWS[0]:
             return []
         window = np.stack(self._window)
         return [*self._judge_equals(window), *self._judge_lonely(window)]
@@ -82,30 +83,51 @@ class Stragglers:
         ranks = self._lonely
         if len(ranks) < 2:
             return []
-        typical = np.median(window[:, ranks].sum(axis=2), axis=0)
+        typical = np.median(window[-WINDOWS[0] :, ranks].sum(axis=2), axis=0)
         self._best[ranks] = np.minimum(self._best[ranks], np.maximum(typical, _LEAST_S))
         return self._judge(ranks, window[:, ranks] / self._best[ranks][:, None])
 
     def _judge(self, ranks: "np.ndarray[Any, np.dtype[np.int64]]", kinds: Array) -> list[Change]:
         """Judge ``ranks`` by how long they were busy with each kind of work, (steps, ranks, kinds)."""
+        newest = _Comparison.of(kinds[-WINDOWS[0] :])
+        judged = [newest, _Comparison.of(kinds)] if len(kinds) == WINDOWS[-1] else [newest]
+        changes = []
+        for place, rank in enumerate(ranks.tolist()):
+            # Once slow, it is so until it is clearly not: no line again and again for one at the limit.
+            if rank in self._slow and newest.above[place] > self._limit / 2:
+                continue
+            seen = next((window for window in judged if window.is_certainly_above(self._limit, place)), None)
+            if (seen is not None) == (rank in self._slow):
+                continue
+            self._slow ^= {rank}
+            shown = seen or newest
+            changes.append(Change(rank, seen is not None, float(shown.above[place]), int(shown.lost[place].argmax())))
+        return changes
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """How the ranks of one group compare with the lower median of them, in one window."""
+
+    above: Array
+    """By how much longer each is busy in its typical step, as a part."""
+    deviation: Array
+    """The same, in standard errors."""
+    lost: Array
+    """Seconds that each loses in each kind of work, (ranks, kinds)."""
+
+    @classmethod
+    def of(cls, kinds: Array) -> "_Comparison":
+        """Compare ranks by how long they were busy with each kind of work, (steps, ranks, kinds)."""
         busy = np.log(np.maximum(kinds.sum(axis=2), _LEAST_S))
-        middle = int(np.argsort(np.median(busy, axis=0), kind="stable")[(len(ranks) - 1) // 2])
+        middle = int(np.argsort(np.median(busy, axis=0), kind="stable")[(busy.shape[1] - 1) // 2])
         # Step by step, so that what makes a step longer for all is no chance.
         longer = busy - busy[:, [middle]]
         typical = np.median(longer, axis=0)
         errors = _ERROR_OF_MEDIAN * np.median(abs(longer - typical), axis=0) / len(busy) ** 0.5
-        above, is_certain = np.exp(typical) - 1, typical > _CERTAIN * errors
-        typical_kinds = np.median(kinds, axis=0)
-        changes = []
-        for place, rank in enumerate(ranks.tolist()):
-            was_slow = rank in self._slow
-            # Once slow, it is so until it is clearly not: no line again and again for one at the limit.
-            is_slow = bool(
-                above[place] > self._limit / 2 if was_slow else above[place] > self._limit and is_certain[place]
-            )
-            if is_slow == was_slow:
-                continue
-            self._slow ^= {rank}
-            lost = typical_kinds[place] - typical_kinds[middle]
-            changes.append(Change(rank, is_slow, float(above[place]), int(lost.argmax())))
-        return changes
+        of_kinds = np.median(kinds, axis=0)
+        return cls(np.exp(typical) - 1, typical / np.maximum(errors, _LEAST_S), of_kinds - of_kinds[middle])
+
+    def is_certainly_above(self, limit: float, place: int) -> bool:
+        """Return whether the rank at ``place`` is slower by more than ``limit``, and not by chance."""
+        return bool(self.above[place] > limit and self.deviation[place] > _CERTAIN)
