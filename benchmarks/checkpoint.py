@@ -132,10 +132,11 @@ def _measure(
                 if name.endswith("/plain"):
                     seconds["step"].extend(values)
     for _ in range(RESTARTS):
-        for name, restart in (
-            ("restart_disk", lambda: _from_disk(home / "triax", tensors, group)),
-            ("restart_memory", lambda: _from_memory(folder, home / "triax", ranks, servers, tensors, group)),
-        ):
+        restarts: dict[str, Callable[[], None]] = {
+            "restart_disk": lambda: _from_disk(home / "triax", tensors, group),
+            "restart_memory": lambda: _from_memory(folder, home / "triax", ranks, servers, tensors, group),
+        }
+        for name, restart in restarts.items():
             dist.barrier()
             began_s = time.perf_counter()
             restart()

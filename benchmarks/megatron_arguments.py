@@ -15,7 +15,7 @@ from triax.plan.candidates import SCHEDULE_NAMES, Candidates
 from triax.plan.engine import Engine, engine
 from triax.plan.hardware import Card, Machine
 from triax.plan.network import Experts, LatentAttention, Network
-from triax.plan.workload import Recipe, Workload, precision
+from triax.plan.workload import Optimizer, Recipe, Workload, precision
 
 MIB: Final = 2**20
 _VOCABULARIES: Final = {"TikTokenizer": 131072, "Llama2Tokenizer": 32000, "GPT2BPETokenizer": 50257}
@@ -104,7 +104,7 @@ def read_peak_row(row: Mapping[str, str]) -> PeakRow:
         microbatches=max(batch // (micro * data_ranks), 1),
         schedule=SCHEDULE_NAMES.index("Interleaved1F1B" if stages > 1 else "1F1B"),
     )  # fmt: skip
-    optimizer = "muon" if "muon" in given.text("optimizer") else "adamw"
+    optimizer: Optimizer = "muon" if "muon" in given.text("optimizer") else "adamw"
     workload = Workload(batch, given.number("seq_length", 1024), precision(_recipe(given)), optimizer=optimizer)
     return PeakRow(
         id=given.text("id"), family=test, network=network, workload=workload,

@@ -29,7 +29,7 @@ from triax.spec.run import Run
 from triax.spec.weights import weights_table
 from triax.train.assemble import assemble
 from triax.train.corpus import prepare_tokens
-from triax.train.guard import Guard
+from triax.train.guard import Guard, GuardState
 from triax.train.reporter import Reporter
 from triax.train.run_folder import RunFolder
 from triax.watch.metrics import StepRecord
@@ -117,14 +117,18 @@ def triax_steps(run: Run, layout: Layout, process: Process, batches: Batches, fo
     parts.optimizer.copy_tied()
     plan = make_plan(run, Cluster(cards_per_server=process.world_size), layout)
     reporter = Reporter(plan, RunFolder(folder), process, run.data.seq_len / 2, quiet=True)
-    guard = Guard(run.guard, run.model, run.sequences_per_step)
+    guard, state = Guard(run.guard, run.model, run.sequences_per_step), GuardState()
     steps = iter(range(10**6))
 
     def step() -> float:
+        nonlocal state
         number = next(steps)
         first = number * run.sequences_per_step
-        report = parts.stepper.take(number, parts.stepper.read_batches(first), asks_stop=False).read()
-        assert guard.judge(report).verdict == "commit"
+        bounds = guard.limits(state, newest_is_unread=False)
+        report = parts.stepper.take(number, parts.stepper.read_batches(first), asks_stop=False, bounds=bounds).read()
+        judgement = guard.judge(report, state, first)
+        assert judgement.verdict == "commit"
+        state = judgement.state
         reading = reporter.meter.read()
         reporter.step(
             StepRecord(
@@ -143,7 +147,8 @@ def take_turns(programs: Mapping[str, Callable[[], object]], pairs: int) -> dict
     """Return the seconds of ``pairs`` steps of each program; all ranks call this together."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for turn in range(pairs + _WARM_UP):
-        for name in list(programs) if turn % 2 else list(reversed(programs)):
+        names = list(programs)
+        for name in names if turn % 2 else reversed(names):
             dist.barrier()
             started_s = time.perf_counter()
             programs[name]()

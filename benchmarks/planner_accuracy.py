@@ -103,7 +103,7 @@ def _peak(raw: Mapping[str, str], row: Row) -> list[Prediction]:
         return [Prediction(row.id, row.set, each, refused=str(error)) for each in ("peak_bytes", "fits")]
     found = peak(kept, pipeline_rank=printed_rank(kept))
     value = predicted_bytes(found, printed(raw, kept))
-    low, high = (float(end) for end in found.interval(np.float64(value)))
+    low, high = (float(end) for end in found.interval(np.array(value)))
     return [Prediction(row.id, row.set, "peak_bytes", value, low, high, "exact count"), _fits(raw, kept)]
 
 
@@ -125,7 +125,7 @@ def predict_peak(raw: Mapping[str, str]) -> Prediction:
         return Prediction(name, "peak-memory", "peak_bytes", refused=str(error))
     found = memory(row.network, row.workload, row.machine.card, row.engine, row.candidates, pipeline_rank=-1)
     value = float(found.allocated_bytes[0])
-    low, high = (float(end) for end in found.interval(np.float64(value)))
+    low, high = (float(end) for end in found.interval(np.array(value)))
     which = f"peak-memory/{'moe' if row.is_moe else 'dense'}"
     return Prediction(name, which, "peak_bytes", value, low, high, "exact count")
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.published_machines import card_of, machine_of
 from benchmarks.published_networks import Unclear, network_of_row
@@ -213,7 +213,7 @@ def _of_recipe(profile: Engine, row: Mapping[str, str]) -> Engine:
 
 def _degrees(
     row: Mapping[str, str], number: Callable[[str], int | None], cards: int, profile: Engine
-) -> tuple[dict[str, int], int]:
+) -> tuple[dict[str, Any], int]:
     """Return the columns of degrees, and how many ranks see different sequences."""
     tp, pp, cp = (number(name) or 1 for name in ("tp", "pp", "cp"))
     others = tp * pp * cp
@@ -283,7 +283,7 @@ def _recipe(row: Mapping[str, str], has_fp8: bool) -> Recipe:
     return "bf16" if has_fp8 else "fp16"
 
 
-def _recompute(row: Mapping[str, str], network: Network) -> dict[str, int]:
+def _recompute(row: Mapping[str, str], network: Network) -> dict[str, Any]:
     text = row.get("activation_checkpointing", "").lower()
     layers = 0
     match = re.search(r"(\d+) layers per stage", text)

@@ -43,7 +43,7 @@ from benchmarks.paired import (
 )
 from triax.data.batch import Batches
 from triax.launch.workers import warm_up
-from triax.nn.decoder import Decoder
+from triax.nn.decoder import Decoder, Layer
 from triax.nn.rope import Rotation
 from triax.parallel.launch import peers, process_from_environment
 from triax.spec.layout import Layout
@@ -71,9 +71,9 @@ class Stage(nn.Module):
         """Return hidden states, or logits (B, S, V) of the last part."""
         hidden = x if self.embed_tokens is None else self.embed_tokens(x)
         rotation = Rotation.at(self.positions_BS[: len(x)], None, self.model, "global", hidden.dtype)
-        for layer in self.layers.values():
-            hidden = hidden + layer.self_attn(layer.input_layernorm(hidden), rotation, None)
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        for layer in cast(list[Layer], self.layers.values()):
+            hidden = hidden + layer.self_attn(layer.get_submodule("input_layernorm")(hidden), rotation, None)
+            hidden = hidden + layer.mlp(layer.get_submodule("post_attention_layernorm")(hidden))
         return hidden if self.norm is None or self.lm_head is None else self.lm_head(self.norm(hidden))
 
 
