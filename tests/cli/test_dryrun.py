@@ -7,6 +7,10 @@ import pytest
 
 from tests.cli.typed import make_run
 from tests.harness.commands import triax
+from triax.spec.cluster import Cluster
+from triax.spec.layout import Layout
+from triax.spec.load import load_run
+from triax.spec.plan import make_plan
 
 
 def test_a_rank_of_a_cluster_that_is_not_here(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +47,29 @@ def test_what_cannot_be_is_refused(
     assert "Traceback" not in found.err
 
 
-def test_only_what_triax_trains_is_confirmed(capfd: pytest.CaptureFixture[str]) -> None:
-    found = triax(["plan", "llama-3.1-8b", "--engine", "megatron", "--confirm"], capfd)
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["llama-3.1-8b", "--engine", "megatron"], "use --engine triax"),
+        (["deepseek-v3", "--cluster", "64x8xh100"], "triax does not train deepseek-v3"),
+        (["llama-3.1-8b", "--for", "finetune"], "leave out --for finetune"),
+    ],
+)
+def test_only_what_triax_trains_is_confirmed(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    found = triax(["plan", *words, "--confirm"], capfd)
     assert found.code == 2
-    assert "use --engine triax" in found.err
+    assert said in found.err
+
+
+def test_a_plan_is_taken_as_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = load_run(make_run(tmp_path, model={"num_hidden_layers": 2}), ())
+    plan = make_plan(run, Cluster(cards_per_server=2), Layout(dp_shard=2, microbatches=2))
+    file = tmp_path / "plan.json"
+    file.write_text(plan.model_dump_json())
+    assert triax(["dryrun", str(file), "--rank", "1"], capfd).code == 0
+    told = triax(["dryrun", str(file), "--world", "4"], capfd)
+    assert (told.code, "is a plan and is taken as it is" in told.err) == (2, True)
+    file.write_text(plan.model_copy(update={"cluster": Cluster(cards_per_server=4)}).model_dump_json())
+    told = triax(["dryrun", str(file)], capfd)
+    assert told.code == 2
+    assert "Traceback" not in told.err

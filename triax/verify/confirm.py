@@ -44,10 +44,16 @@ def confirm(answer: Answer) -> tuple[Answer, list[Confirmation]]:
     does, and where triax would not train what is planned.
     """
     question = answer.question
-    if question.case.engine.name != "triax" or question.model.spec is None or question.case.workload.lora_rank:
+    if question.model.spec is None:
+        raise BadInput(
+            f"--confirm lets triax take a step, and triax does not train {question.model.name}: leave it out."
+        )
+    if question.case.engine.name != "triax":
         raise BadInput(
             f"--confirm lets triax take a step, and this plan is for {question.case.engine.name}: use --engine triax."
         )
+    if question.case.workload.lora_rank:
+        raise BadInput("--confirm takes a step that trains all weights: leave out --for finetune, or --confirm.")
     run = question.run or _run_of(answer)
     found: list[Confirmation] = []
     for index in range(min(MOST_TRIED, len(answer.ranking))):
@@ -55,10 +61,10 @@ def confirm(answer: Answer) -> tuple[Answer, list[Confirmation]]:
         found += of_layout
         if all(each.fits for each in of_layout):
             return replace(answer, ranking=_without_first(answer.ranking, index)), found
-    worst = max(found, key=lambda each: each.needed_bytes)
+    worst, tried = max(found, key=lambda each: each.needed_bytes), min(MOST_TRIED, len(answer.ranking))
     usable = answer.ranking.memory.usable_bytes
     raise BadInput(
-        f"none of the {MOST_TRIED} best layouts fits by its dry run: {worst.layout.describe()} needs "
+        f"none of the {tried} best layouts fits by its dry run: {worst.layout.describe()} needs "
         f"{format_bytes(worst.needed_bytes)} of {format_bytes(usable)} on rank {worst.rank}; fix more with --layout, "
         f"such as recompute=full, or use more cards."
     )
@@ -71,7 +77,7 @@ def _confirmations(answer: Answer, run: Run, index: int) -> Iterator[Confirmatio
     for pipeline_rank in sorted({0, layout.pp - 1}):
         here = layout.coordinate(0)._replace(pp=pipeline_rank)
         rank = layout.rank(here)
-        memory = case.memory(candidate, pipeline_rank=pipeline_rank)
+        memory = case.walked_memory(candidate, pipeline_rank=pipeline_rank, imbalance=1.0)
         predicted = float(memory.allocated_bytes[0])
         seen = peak_bytes(run, layout, answer.question.cluster, rank) + float(memory.workspaces[0])
         needed = float(memory.needed_bytes[0]) + seen - predicted
@@ -118,7 +124,7 @@ def _without_first(ranking: Ranking, count: int) -> Ranking:
     rows = np.arange(count, len(ranking))
     time = StepTime(**{name: getattr(ranking.time, name)[rows] for name in WATERFALL})
     kept = ranking.candidates.take(rows)
-    return replace(ranking, candidates=kept, memory=ranking.case.memory(kept), time=time, step_s=ranking.step_s[rows])
+    return replace(ranking, candidates=kept, memory=ranking.memory.take(rows), time=time, step_s=ranking.step_s[rows])
 
 
 def lines(found: Sequence[Confirmation]) -> Iterator[str]:
