@@ -10,7 +10,7 @@ from tests.plan.cases import case_of, toy_case
 from triax.plan.candidates import ORDERS, Candidates
 from triax.plan.case import Case
 from triax.plan.enumerate import Fixed, all_layouts, shapes, variants
-from triax.plan.search import SLACK, Misfit, Ranking, may_fit, search
+from triax.plan.search import KEPT, SLACK, Misfit, Ranking, may_fit, search
 
 SMALL = [
     toy_case("1x1xh100", 8),
@@ -36,13 +36,16 @@ def test_the_best_is_that_of_brute_force(case: Case) -> None:
     every = all_layouts(case)
     fits = every.take(case.memory(every).fits)
     step_s = case.time(fits).step_s
+    # Of the fastest that fit by closed forms those are left that fit when they are walked.
+    fastest = np.argsort(step_s, kind="stable")[:KEPT]
+    fastest = fastest[step_s[fastest] <= step_s.min() * (1 + SLACK)]
+    step_s = step_s[fastest[case.walked_memory(fits.take(fastest)).fits]]
     ranking = search(replace(case, engine=replace(case.engine, context_doubt=0.0)), most_slots=0)
     assert isinstance(ranking, Ranking)
     assert ranking.step_s.min() == step_s.min()
     assert ranking.step_s[0] <= step_s.min() * (1 + case.tie)
     assert ranking.considered == len(every)
-    kept = np.sort(step_s)[: len(ranking)]
-    assert np.allclose(np.sort(ranking.step_s), kept[kept <= step_s.min() * (1 + SLACK)], rtol=1e-12)
+    assert np.allclose(np.sort(ranking.step_s), np.sort(step_s), rtol=1e-12)
 
 
 @pytest.mark.parametrize("case", SMALL[:5], ids=lambda case: f"{case.network.name}-{case.machine.name}")

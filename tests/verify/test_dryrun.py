@@ -17,6 +17,7 @@ from triax.spec.layout import Layout
 from triax.spec.model import ModelSpec
 from triax.spec.run import Run
 from triax.verify.balanced import BalancedSelection
+from triax.verify.confirm import peak_bytes
 from triax.verify.dryrun import dry_run
 from triax.verify.ghosts import Ghosts
 from triax.verify.stand_in import standing_in
@@ -137,6 +138,16 @@ def test_a_collective_inside_a_server_is_told_from_one_across() -> None:
         links = {each.axis: each.link for each in dry.step.collectives}
         outside = ({"tp", "dp_shard"} - {inside}).pop()
         assert (links[inside], links[outside]) == ("inside", "across")
+
+
+@pytest.mark.slow
+def test_the_peak_of_many_microbatches_follows_from_few() -> None:
+    precision = {"compute": "bf16", "master": "fp32", "reduce": "fp32"}
+    run = toy_run(DENSE, train={"sequences_per_step": 16}, precision=precision)
+    layout = lay(run, pp=2)
+    assert peak_bytes(run, layout, Cluster(cards_per_server=2), 1) == (
+        dry_run(run, layout, Cluster(cards_per_server=2), 1).step.peak.peak_bytes
+    )
 
 
 def test_an_illegal_layout_is_refused_as_the_planner_does() -> None:

@@ -51,6 +51,9 @@ def plan(
     export: Annotated[
         str | None, typer.Option(help="Say the layout to megatron, torchtitan, deepspeed or accelerate.")
     ] = None,
+    is_confirmed: Annotated[
+        bool, typer.Option("--confirm", help="Dry-run the first and last stage of the best layouts; drop what fails.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write a plan.json that `triax train` runs.")
     ] = None,
@@ -86,7 +89,7 @@ def plan(
         _refuse_illegal(question)
         _largest(question, json_file, is_deepest=deepest)
     else:
-        _best(question, budget, export, output, json_file)
+        _best(question, budget, export, output, json_file, is_confirmed=is_confirmed)
 
 
 def _refuse_illegal(question: "Question") -> None:
@@ -111,8 +114,9 @@ def _count(text: str | None, option: str) -> int | None:
 
 
 def _best(
-    question: "Question", budget: int | None, export: str | None, output: Path | None, json_file: str | None
-) -> None:
+    question: "Question", budget: int | None, export: str | None, output: Path | None, json_file: str | None, *,
+    is_confirmed: bool,
+) -> None:  # fmt: skip
     from triax.plan.answer import Answer
     from triax.plan.ask import why_none
     from triax.plan.page import page
@@ -123,7 +127,12 @@ def _best(
         raise BadInput(why_none(question))
     if isinstance(found, Misfit):
         raise BadInput(_too_big(question, found))
-    answer = Answer(question, found, budget)
+    answer, dry_runs = Answer(question, found, budget), None
+    if is_confirmed:
+        from triax.verify import confirm
+
+        answer, confirmed = confirm.confirm(answer)
+        dry_runs = confirm.as_json(confirmed), list(confirm.lines(confirmed))
     if export is not None:
         from triax.plan.export import export as say
 
@@ -132,9 +141,9 @@ def _best(
     if output is not None:
         _write_plan(answer, output)
     if json_file is not None:
-        write_json(answer.as_json(), json_file)
+        write_json(answer.as_json() | ({} if dry_runs is None else {"dry_runs": dry_runs[0]}), json_file)
     if json_file != "-":
-        print_page(page(answer))
+        print_page([*page(answer), *([] if dry_runs is None else dry_runs[1])])
 
 
 def _too_big(question: "Question", miss: "Misfit") -> str:

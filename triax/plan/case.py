@@ -11,7 +11,7 @@ from triax.plan.calibration import shipped, stack_of
 from triax.plan.candidates import Candidates, Numbers
 from triax.plan.engine import Engine
 from triax.plan.hardware import Machine
-from triax.plan.memory import Memory, memory
+from triax.plan.memory import IMBALANCE, Memory, is_walked, memory, walked_memory
 from triax.plan.network import Network
 from triax.plan.parts import parts
 from triax.plan.step import FACTOR_NAMES, Factors, StepTime, combine
@@ -66,6 +66,20 @@ class Case:
         """Return the bytes of each candidate, on its fullest rank or on one that is asked for."""
         return memory(
             self.network, self.workload, self.machine.card, self.engine, candidates, pipeline_rank=pipeline_rank
+        )
+
+    def walked_memory(
+        self, candidates: Candidates, *, pipeline_rank: int | None = None, imbalance: float = IMBALANCE
+    ) -> Memory:
+        """Return the same of a few candidates, walked moment by moment where triax trains them."""
+        network, workload, engine = self.network, self.workload, self.engine
+        found = memory(
+            network, workload, self.machine.card, engine, candidates, pipeline_rank=pipeline_rank, imbalance=imbalance
+        )
+        if not is_walked(network, workload, engine):
+            return found
+        return walked_memory(
+            found, network, workload, engine, candidates, pipeline_rank=pipeline_rank, imbalance=imbalance
         )
 
     def time(self, candidates: Candidates) -> StepTime:

@@ -56,6 +56,12 @@ class Engine:
     """A byte for each pair of positions comes with every batch (Megatron's data loader)."""
     widens_norms: bool = False
     """A norm keeps its input in fp32 beside the compute type, where it is no fused kernel."""
+    keeps_gathered: bool = False
+    """What tensor parallelism gathers along the sequence is kept for the backward, not gathered again."""
+    holds_sent: bool = False
+    """What pipeline stages send and receive is held for all microbatches, until the schedule ends."""
+    splits_whole: bool = False
+    """A split backward keeps what its stage saved or made again, and gradients of outputs, until its second part."""
     gathers_once_in_pipeline: bool = False
     """With pipeline parallelism ZeRO-3 gathers weights and reduces gradients once a step, as ZeRO-1 does."""
     narrow_weights: bool = False
@@ -131,6 +137,9 @@ _TRIAX: Final = Engine(
     zero1_keeps_grads_whole=True,
     loss="chunked",
     widens_norms=True,
+    keeps_gathered=True,
+    holds_sent=True,
+    splits_whole=True,
     weighs_expert_outputs=True,
     sends_each_choice=True,
     expert_load=1.3,  # as memory has it, ``triax.plan.memory.activations.IMBALANCE``

@@ -113,9 +113,9 @@ def _microbatches(case: Case) -> Sequence[int]:
 def _smallest(case: Case, rows: Columns, fixed: Fixed) -> Columns:
     """Return the shapes with everything shared and recomputed, as far as their schedule allows."""
     stages = fixed.among("zero", ZERO_STAGES[case.engine.family])
-    splits = _splits(rows["schedule"])
+    is_split = splits(rows["schedule"])
     deepest = np.where(
-        splits & (max(stages) == 3), max([stage for stage in stages if stage < 3], default=3), max(stages)
+        is_split & (max(stages) == 3), max([stage for stage in stages if stage < 3], default=3), max(stages)
     )
     shared = rows.pop("data")
     shard = fixed.columns.get("dp_shard")
@@ -140,7 +140,8 @@ def _smallest(case: Case, rows: Columns, fixed: Fixed) -> Columns:
     return _where(own, kept)
 
 
-def _splits(schedule: Integers) -> Any:
+def splits(schedule: Integers) -> Any:
+    """Return which schedules split their backwards."""
     return np.array([SCHEDULES[name].splits_backward for name in SCHEDULE_NAMES])[schedule]
 
 
@@ -219,7 +220,7 @@ def _alike(c: Candidates, of: Candidates | None = None) -> Integers:
     columns = (
         (c.tp, radix.tp), (c.cp, radix.cp), (c.pp, radix.pp), (c.data_ranks, radix.data_ranks), (c.ep, radix.ep),
     )  # fmt: skip
-    code: Integers = _splits(c.schedule).astype(np.int64)
+    code: Integers = splits(c.schedule).astype(np.int64)
     for column, whole in columns:
         code = code * (int(whole.max()) + 1) + column
     return code

@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 
 from triax.plan.candidates import Candidates, Integers, Numbers
 from triax.plan.case import Case
-from triax.plan.enumerate import Fixed, count_layouts, plain_variants, recomputed, shapes
+from triax.plan.enumerate import Fixed, count_layouts, plain_variants, recomputed, shapes, splits
 from triax.plan.legal import ZERO_STAGES
-from triax.plan.memory import Memory
+from triax.plan.memory import Memory, is_walked
 from triax.plan.step import WATERFALL, StepTime
 from triax.plan.walk import MOST_SLOTS, walked
 
 SLACK: Final = 0.15
 """Layouts up to this part slower than the best are kept: alternatives, and those that need less memory."""
 KEPT: Final = 200
+_ROOMS: Final = (1.0, 0.85, 0.7, 0.5)
+"""Parts of a card's memory that closed forms may fill."""
 _FIRST: Final = 128
 """Shapes that are opened first; each further round opens twice as many."""
 
@@ -82,6 +84,22 @@ def search(
 
 
 def _search(case: Case, fixed: Fixed, kept: int, most_slots: int) -> Ranking | Misfit | None:
+    """Search by closed forms and walk the best of what fits; where none of these does, search in less room."""
+    if not is_walked(case.network, case.workload, case.engine):
+        return _found(case, fixed, kept, most_slots)
+    misfit: Misfit | None = None
+    for room in _ROOMS:
+        found = _found(_with_room(case, room), fixed, kept, most_slots)
+        if not isinstance(found, Ranking):
+            return misfit if misfit is not None or found is None else replace(found, case=case)
+        walked = _walked(found, case)
+        if isinstance(walked, Ranking):
+            return walked
+        misfit = walked
+    return misfit
+
+
+def _found(case: Case, fixed: Fixed, kept: int, most_slots: int) -> Ranking | Misfit | None:
     shaped = shapes(case, fixed)
     if not len(shaped):
         return None
@@ -161,22 +179,32 @@ def may_fit(case: Case, shaped: Candidates) -> NDArray[np.bool_]:
 
     Where an engine gathers once in a pipeline, ZeRO-3 keeps gradients whole and ZeRO-2 reduces them through buffers.
     Ranks of one sequence may share nothing, which needs no copies of experts that nobody shares. Which is
-    smaller depends on the sizes, and both are looked at.
+    smaller depends on the sizes, and both are looked at. Where backwards are split, so does what is smaller, to keep
+    everything or to run layers again.
     """
     fits = case.memory(shaped).fits
     others = np.where((shaped.cp > 1) & (shaped.data_ranks == 1), min(ZERO_STAGES[case.engine.family]), shaped.zero)
     if case.engine.gathers_once_in_pipeline:
         in_pipeline = np.where((shaped.pp > 1) & (shaped.zero == 2), 3, shaped.zero)
-        fits = fits | _fits_with(case, shaped, in_pipeline, ~fits)
-    return fits | _fits_with(case, shaped, others, ~fits)
+        fits = fits | _fits_with(case, shaped, ~fits, zero=in_pipeline)
+    fits = fits | _fits_with(case, shaped, ~fits, zero=others)
+    if not case.engine.splits_whole:
+        return fits
+    plain = np.where(splits(shaped.schedule), 0, shaped.recompute)
+    fits = fits | _fits_with(case, shaped, ~fits, recompute=plain)
+    return fits | _fits_with(case, shaped, ~fits, recompute=plain, zero=others)
 
 
-def _fits_with(case: Case, shaped: Candidates, zero: Integers, asked: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which of the shapes that are asked for fit with other stages of sharing."""
-    rows = np.flatnonzero(asked & (zero != shaped.zero))
+def _fits_with(case: Case, shaped: Candidates, asked: NDArray[np.bool_], **columns: Integers) -> NDArray[np.bool_]:
+    """Return which of the shapes that are asked for fit with other values of ``columns``."""
+    differs = np.zeros(len(shaped), dtype=np.bool_)
+    for name, column in columns.items():
+        differs |= getattr(shaped, name) != column
+    rows = np.flatnonzero(asked & differs)
     fits = np.zeros(len(shaped), dtype=np.bool_)
     if len(rows):
-        fits[rows] = case.memory(replace(shaped, zero=zero).take(rows)).fits
+        others: dict[str, Any] = dict(columns)
+        fits[rows] = case.memory(replace(shaped, **others).take(rows)).fits
     return fits
 
 
@@ -201,6 +229,26 @@ def _ranked(
     best = best.take(order)
     time = StepTime(**{name: getattr(time, name)[order] for name in WATERFALL})
     return Ranking(case, best, case.memory(best), time, time.step_s, considered, priced)
+
+
+def _walked(found: Ranking, case: Case) -> Ranking | Misfit:
+    """Return ``found`` with the memory of each layout walked, without those that by that do not fit ``case``."""
+    memory = case.walked_memory(found.candidates)
+    rows = np.flatnonzero(memory.fits)
+    if not len(rows):
+        nearest = np.array([int(np.argmin(memory.needed_bytes))])
+        return Misfit(case, found.candidates.take(nearest), memory.take(nearest), found.considered)
+    time = StepTime(**{name: getattr(found.time, name)[rows] for name in WATERFALL})
+    return replace(
+        found, case=case, candidates=found.candidates.take(rows), memory=memory.take(rows), time=time,
+        step_s=found.step_s[rows],
+    )  # fmt: skip
+
+
+def _with_room(case: Case, part: float) -> Case:
+    """Return ``case`` on cards that have ``part`` of their memory."""
+    card = replace(case.machine.card, memory_bytes=int(case.machine.card.memory_bytes * part))
+    return replace(case, machine=replace(case.machine, card=card))
 
 
 def _robust_and_plain(case: Case, best: Candidates, step_s: Numbers, tied: Integers) -> int:

@@ -111,6 +111,13 @@ class Ledger:
         self._resized[known.number] = known
         self._look_at(known)
 
+    def add_filled(self, tensor: Tensor) -> None:
+        """Write down that ``tensor`` is written to, which its storage may have grown for: on one rank torch copies
+        weights into what it had emptied."""
+        known = self._known.get(id(local(tensor).untyped_storage()))
+        if known is not None and known.number in self._resized:
+            self._look_at(known)
+
     def add_passed(self, tensor: Tensor) -> None:
         """Write down that a collective reads or writes ``tensor``."""
         self._passed.add(self._find(tensor).number)

@@ -36,6 +36,7 @@ _COPY_IN: Final = torch.ops.fsdp.chunk_cat.default
 """Gradients, one below the other, into the buffer that is reduced."""
 _GATHER_IN: Final = torch.ops.fsdp.all_gather_copy_in.default
 """Shards into the buffer that is gathered."""
+_FILL: Final = torch.ops.aten.copy_.default
 _COPY_OUT: Final = torch.ops.fsdp.split_with_sizes_copy.default
 """What was gathered into the copies that compute."""
 
@@ -162,6 +163,8 @@ class _Dispatch(TorchDispatchMode):
             onlooker.pass_on(*onlooker.traffic.collective(func, args, kwargs, onlooker.now.name))
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
+        if func is _FILL:
+            ledger.add_filled(args[0])
         given = tensors_in((*args, *kwargs.values()))
         for tensor in tensors_in((result,)):
             if has_memory(tensor):

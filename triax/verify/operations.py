@@ -66,7 +66,13 @@ def _grouped(args: Any, _kwargs: Any, out: Any) -> int:
     return int(2 * first.shape[-2] * first.shape[-1] * out.shape[-1])
 
 
+def _products(args: Any, _kwargs: Any, out: Any) -> int:
+    """A product of each pair of matrices, in whatever type it comes out: torch's registry takes no ``out_dtype``."""
+    return int(2 * args[0].shape[2] * out.numel())
+
+
 _OWN: Final[dict[Any, Callable[[Any, Any, Any], int]]] = {
+    aten.bmm: _products,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: _grouped,

@@ -15,7 +15,14 @@ from triax.plan.candidates import Candidates, Integers, Numbers
 from triax.plan.context import buffer_bytes
 from triax.plan.engine import Engine
 from triax.plan.hardware import Card
-from triax.plan.memory.activations import IMBALANCE, Activations, activations, held_bytes, working_bytes
+from triax.plan.memory.activations import (
+    IMBALANCE,
+    Activations,
+    activations,
+    held_bytes,
+    split_bytes,
+    working_bytes,
+)
 from triax.plan.memory.stages import Probes, probes
 from triax.plan.memory.states import owned, padded_vocab, states
 from triax.plan.network import Network
@@ -107,6 +114,15 @@ class Memory:
         verdict: NDArray[np.bool_] = self.needed_bytes <= self.usable_bytes * (1 - self.margin)
         return verdict
 
+    def take(self, rows: Integers) -> "Memory":
+        """Return the candidates at ``rows``."""
+        arrays: dict[str, Any] = {
+            field.name: getattr(self, field.name)[..., rows]
+            for field in fields(Memory)
+            if isinstance(getattr(self, field.name), np.ndarray)
+        }
+        return replace(self, **arrays)
+
     def interval(self, value: Numbers) -> tuple[Numbers, Numbers]:
         """Return the 80 % interval of a predicted number of bytes."""
         return value * (1 - self.spread), value * (1 + self.spread)
@@ -156,12 +172,14 @@ def _memory(
     at_loss = held_bytes(acts, at.at_loss, at.layers, c) + _outside_kept(network, workload, engine, c, acts, at)
     forward, backward = working_bytes(acts, at, c)
     logits, logits_kept = _logits(network, workload, engine, c, acts)
-    passing = buffer_bytes(network, workload, engine, c, acts.tokens) + _pipeline_buffers(workload, engine, c, acts)
+    passing = buffer_bytes(network, workload, engine, c, acts.tokens) + _pipeline_buffers(workload, engine, c, acts, at)
     bucket = np.where(c.data_ranks > 1, engine.bucket_bytes, 0.0)
     is_late = c.zero <= 1
     passing = passing + np.where(is_late, 0.0, bucket)
     base = state.weights + state.gradients + state.optimizer
     zero = np.zeros_like(held)
+    if engine.splits_whole:
+        backward = backward + split_bytes(acts, at, c)
     moments_activations = np.stack([held + forward, at_loss, held + backward, zero])
     # A schedule that runs forwards ahead keeps what the loss of each has left.
     others = np.maximum(at.held_last - 1, 0.0)
@@ -243,9 +261,11 @@ def _logits(
         # A chunk and its copy in the compute type; gradients of the hidden states and, summed over chunks in fp32, of
         # the head, which are made in the forward; one chunk's product before it is added.
         numbers = np.minimum(acts.tokens * rows, CHUNK_BYTES / 4)
+        compute = workload.precision.activation_bytes
+        narrow = compute if compute < 4 else 0
         head = rows * network.hidden * 4.0
         kept = head + acts.tokens * network.hidden * workload.precision.activation_bytes
-        return numbers * (4.0 + workload.precision.activation_bytes) + head + kept, kept
+        return numbers * (4.0 + narrow) + head + kept, kept
     compute = workload.precision.activation_bytes
     kind = LOSS_BYTES[engine.loss] if engine.loss_bytes is None else engine.loss_bytes
     peak = kind - 2.0 + min(compute, 4) + engine.deferred_logit_gradients * compute
@@ -264,10 +284,15 @@ def _outputs_left(network: Network, engine: Engine, c: Candidates, acts: Activat
     return left
 
 
-def _pipeline_buffers(workload: Workload, engine: Engine, c: Candidates, acts: Activations) -> Numbers:
+def _pipeline_buffers(workload: Workload, engine: Engine, c: Candidates, acts: Activations, at: Probes) -> Numbers:
     """What comes from and goes to neighbours: an input, an output and the gradient of each; and a mask of attention."""
     mask = c.sequences_per_microbatch * float(workload.seq_len) ** 2 / c.cp if engine.makes_attention_mask else 0.0
-    return np.where(c.pp > 1, 4.0, 0.0) * acts.boundary + mask
+    count = np.full(at.rank.shape, 4.0)
+    if engine.holds_sent:
+        # The first stage receives no input and sends no gradient back, the last one the other way.
+        count = (4.0 * c.stages_per_rank - 2.0 * at.has_embedding - 2.0 * at.has_head) * c.microbatches
+    buffers: Numbers = np.where(c.pp > 1, count, 0.0) * acts.boundary + mask
+    return buffers
 
 
 def workspace_bytes(card: Card, engine: Engine, network: Network) -> float:

@@ -21,7 +21,7 @@ from triax.spec.stages import cheapest_cuts
 _V_PLACED: Final = tuple(SCHEDULES[name].placement == "v" for name in SCHEDULE_NAMES)
 _INTERLEAVED: Final = tuple(SCHEDULE_NAMES.index(name) for name in ("Interleaved1F1B", "InterleavedZeroBubble"))
 _ALL_AT_ONCE: Final = tuple(SCHEDULE_NAMES.index(name) for name in ("GPipe", "LoopedBFS"))
-_PLAIN: Final = ("rank", "has_embedding", "has_head", "held_first", "held_last", "at_loss_last")
+_PLAIN: Final = ("rank", "has_embedding", "has_head", "held_first", "held_last", "at_loss_last", "split")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +42,8 @@ class Probes:
     """Microbatches held in the last stage."""
     at_loss_last: Numbers
     """The same when one of them reaches the loss, itself included."""
+    split: Numbers
+    """Microbatches of one stage that are between the parts of split backwards, at most, the one that runs included."""
     layers: Mapping[str, Numbers]
     """By kind: how many the rank has."""
     held: Mapping[str, Numbers]
@@ -69,6 +71,7 @@ def probes(network: Network, engine: Engine, c: Candidates, pipeline_rank: int |
         held_first=plain["held_first"],
         held_last=plain["held_last"],
         at_loss_last=plain["at_loss_last"],
+        split=plain["split"],
         layers=dict(zip(kinds, by_kind[0], strict=True)),
         held=dict(zip(kinds, by_kind[1], strict=True)),
         at_loss=dict(zip(kinds, by_kind[2], strict=True)),
@@ -128,6 +131,7 @@ def _row(
     plain = [
         ranks, (stages == 0).any(axis=1), is_last.any(axis=1), (peak * (stages == 0)).sum(axis=1),
         (peak * is_last).sum(axis=1), np.maximum((at_loss * is_last).sum(axis=1), 1.0),
+        _split(of.schedule, of.microbatches * of.chunks, ranks),
     ]  # fmt: skip
     held = [[(each * weight).sum(axis=1) for each in kinds] for weight in (np.ones_like(peak), peak, at_loss)]
     return np.array([*plain, *held[0], *held[1], *held[2]], dtype=np.float64)
@@ -235,6 +239,15 @@ def held_chunks(
     freed = np.maximum(ended - waiting, 0)
     held = passed[np.minimum(begun + ended, last)] - passed[np.minimum(freed, last), ::-1]
     return held.astype(np.float64), passed[np.minimum(begun, last)].astype(np.float64)
+
+
+def _split(schedule: int, total: int, ranks: Integers) -> Numbers:
+    """Return how many backwards of each rank are split at once: loop-placed ones run the second part ``rank`` later."""
+    name = SCHEDULE_NAMES[schedule]
+    if not SCHEDULES[name].splits_backward:
+        return np.zeros(len(ranks))
+    late = ranks if name == "InterleavedZeroBubble" else 0 * ranks
+    return np.minimum(late + 1, total).astype(np.float64)
 
 
 def _held_in_v(name: str, microbatches: int, ranks: Integers, hops: Integers) -> tuple[Numbers, Numbers]:

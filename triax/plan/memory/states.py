@@ -146,7 +146,7 @@ def states(
     weights = np.zeros_like(own.dense)
     gradients, optimizer, copies, widened, gathered = (np.zeros_like(own.dense) for _ in range(5))
     kept, reduced = _gradient_bytes(workload, engine, compute)
-    moments = _moment_bytes(workload, engine)
+    moments = moment_bytes(workload, engine)
     owners = [(own.dense, dense_ranks, own.dense_unit, own.outside)]
     if network.experts is not None:
         owners.append((own.expert, expert_ranks, own.expert_unit, np.zeros_like(own.outside)))
@@ -177,7 +177,8 @@ def states(
     return States(weights + copies, gradients, optimizer, resting, widened, gathered)
 
 
-def _moment_bytes(workload: Workload, engine: Engine) -> float:
+def moment_bytes(workload: Workload, engine: Engine) -> float:
+    """Return bytes of the moments of a number."""
     own = engine.moment_bytes if workload.optimizer == "adamw" else None
     return MOMENT_BYTES[workload.optimizer] if own is None else own
 
@@ -232,7 +233,7 @@ def _adapter_states(
     width = sum(inputs + outputs for inputs, outputs in network.attention_matrices)
     width += sum(inputs + outputs for inputs, outputs in network.ffn_matrices(network.ffn))
     trained = workload.lora_rank * width * at.layers["block"]
-    moments = _moment_bytes(workload, engine)
+    moments = moment_bytes(workload, engine)
     zero = np.zeros_like(own.dense)
     weights, optimizer = own.all * compute + trained * 4.0, trained * moments
     return States(weights, trained * 4.0, optimizer, weights + optimizer, zero, zero)
