@@ -47,7 +47,7 @@ def whole() -> Said:
             "token_dtype": "uint16", "tokenizer": "/tokenizer.json", "seq_len": 32, "attend_across_documents": False,
             "cache_dir": "/cache",
         },
-        "train": {"steps": 20, "tokens_per_step": 512, "seed": 7, "timeout_s": 60.0},
+        "train": {"steps": 20, "tokens_per_step": 512, "seed": 7, "timeout_s": 60.0, "compile": "none"},
         "optimizer": {
             "name": "sgd", "beta1": 0.8, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.2, "max_grad_norm": 0.5,
         },

@@ -74,6 +74,7 @@ HABITS: Said = {
     "data.cache_dir": "/elsewhere",
     "train.steps": 200,
     "train.timeout_s": 5.0,
+    "train.compile": "aot_eager",
     "eval.every_steps": 5,
     "checkpoint.every_steps": 7,
     "checkpoint.failures_per_1000_server_days": 1.5,

@@ -23,6 +23,7 @@ def check(layout: Layout, run: Run, cluster: Cluster | None = None) -> list[Refu
     refusals = [
         *_experts(layout, model), *_context(layout, model, run.data.seq_len),
         *_tensor(layout, model, run.data.seq_len), *_pipeline(layout, model), *_sharing(layout), *_step(layout, run),
+        *_compiled(layout, run),
     ]  # fmt: skip
     return refusals if cluster is None else [*refusals, *_ranks(layout, run, cluster)]
 
@@ -234,6 +235,26 @@ def _sharing(layout: Layout) -> list[Refusal]:
         f"dp_replicate={layout.data_ranks} dp_shard=1, or {either(f'zero={stage}' for stage in stages)}."
     )
     return [Refusal("zero", message)]
+
+
+def _compiled(layout: Layout, run: Run) -> list[Refusal]:
+    """What torch.compile cannot trace."""
+    if run.train.compile == "none":
+        return []
+    faults = {
+        "cp": layout.cp > 1 and f"cp={layout.cp} exchanges keys inside a layer",
+        "ep": layout.ep > 1 and f"ep={layout.ep} exchanges as many tokens as routers decide inside a layer",
+        "schedule": splits_backward(layout.schedule) and f"schedule={layout.schedule} takes the backward apart",
+    }
+    return [
+        Refusal(
+            key,
+            f"train.compile={run.train.compile} traces whole layers, and {fault}: use train.compile=none, or "
+            f"{key}={'1F1B' if key == 'schedule' else 1}.",
+        )
+        for key, fault in faults.items()
+        if fault
+    ]
 
 
 def _step(layout: Layout, run: Run) -> list[Refusal]:

@@ -33,6 +33,9 @@ class TrainSpec(Value):
     """Tokens of one update over all ranks, a multiple of data.seq_len."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Decides initial weights and the order of data."""
+    compile: Literal["none", "inductor", "aot_eager"] = "none"
+    """What torch.compile makes of each layer; inductor: fused kernels, after some seconds to minutes at the start;
+    aot_eager: the graph as it was traced, to tell where compiling itself is at fault."""
     timeout_s: float = Field(default=600.0, ge=1, le=1e6)
     """How long a rank waits for its peers before it gives up."""
 

@@ -7,6 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from triax.data.batch import Batches
 from triax.nn.decoder import Decoder
+from triax.parallel.compiled import compile_layers
 from triax.parallel.execute import Executor
 from triax.parallel.expert import ExpertLoad
 from triax.parallel.launch import Process
@@ -39,6 +40,7 @@ def assemble(run: Run, layout: Layout, process: Process, batches: Batches, progr
     device = process.device
     mesh = build_mesh(layout, device.type)
     stages = place(run.model, layout, run.precision, mesh, device)
+    compile_layers(stages, run.train.compile)
     optimizer = Optimizer(stages, run.model, run.optimizer, device)
     table = build(layout.schedule, layout.pp, layout.stages_per_rank, layout.microbatches)
     length = computed_length(run.data.seq_len, layout.cp, layout.tp)

@@ -36,15 +36,15 @@ def dry_run(run: Run, layout: Layout, cluster: Cluster, rank: int) -> DryRun:
     """Return one step of ``run`` as ``rank`` of ``layout`` on ``cluster`` takes it.
 
     Every token counts, sequences are one document each, and experts are routed to equally. The engine does what it does
-    on the cluster's device, a CPU or cards. Raises BadInput where the
-    layout is illegal, as the planner does, or has no such rank.
+    on the cluster's device, a CPU or cards, with nothing compiled. Raises BadInput where the layout is illegal, as the planner does, or has no such rank.
     """
     require_legal(layout, run, cluster)
+    as_written = run.model_copy(update={"train": run.train.model_copy(update={"compile": "none"})})
     if not 0 <= rank < layout.world_size:
         raise BadInput(f"there is no rank {rank}: {layout.describe()} has ranks 0 to {layout.world_size - 1}.")
     process = Process(rank, layout.world_size, rank % cluster.cards_per_server, 1, torch.device("cpu"))
     with standing_in(rank, layout.world_size, on_cards=cluster.device != "cpu"):
-        step = observe(run, layout, process, plain_batches(run, layout), cluster.cards_per_server)
+        step = observe(as_written, layout, process, plain_batches(run, layout), cluster.cards_per_server)
     return DryRun(run, layout, cluster, rank, step)
 
 
