@@ -23,6 +23,8 @@ from triax.plan.network import Network
 from triax.plan.workload import Recipe, Workload, precision
 
 MEASURED: Final = ("tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "step_time_s", "peak_memory_gb", "oom")
+OVERLAPPED: Final = 0.8
+"""Part of the products' time beside which tensor parallelism's traffic runs where it overlaps (*assumed*)."""
 _ENGINES: Final = (
     (r"megatron.{0,3}deepspeed|megatron \+ deepspeed", "megatron-deepspeed"),
     (r"zero-?bubble|megascale", "megatron"),
@@ -150,10 +152,14 @@ def positive(text: str) -> float | None:
 
 
 def _imbalance(row: Mapping[str, str]) -> float:
-    """1 where the router was made to balance, or where experts drop what is over the mean (NVIDIA's runs of Grok-1)."""
-    is_capped = "dgxc" in row.get("source_group", "") and re.search("grok", row.get("model", ""), re.I)
+    """1 where the router was made to balance, or where experts drop what is over the mean."""
     is_forced = re.search(r"force[d-]?.?balanc|forced balance", row.get("notes", ""), re.I)
-    return 1.0 if is_capped or is_forced else IMBALANCE
+    return 1.0 if _is_capped(row) or is_forced else IMBALANCE
+
+
+def _is_capped(row: Mapping[str, str]) -> bool:
+    """Experts take a fixed number of tokens, padded and dropped (NVIDIA's recipe of Grok-1)."""
+    return "dgxc" in row.get("source_group", "") and re.search("grok", row.get("model", ""), re.I) is not None
 
 
 def _release(row: Mapping[str, str]) -> str:
@@ -182,21 +188,26 @@ def _engine_of(row: Mapping[str, str]) -> Engine:
     if row.get("compile") == "n" and profile.norms == "compiled":
         profile = replace(profile, norms="eager", loss="eager")
     if row.get("async_tp") == "y":
-        profile = replace(profile, hides_tp=0.6)
+        profile = replace(profile, hides_tp=OVERLAPPED)
     if re.search(r"fused|liger", framework, re.I):
         profile = replace(profile, loss="chunked", norms="fused")
+    if _is_capped(row):
+        profile = replace(profile, waits_for_counts=False)
     if name == "megatron" and re.search(r"nemo|bridge", framework, re.I):
-        profile = _of_recipe(replace(profile, hides_tp=0.6), row)
+        profile = _of_recipe(profile, row)
     if re.search(r"\bflash", row.get("activation_checkpointing", "")):
         profile = replace(profile, attention="flash")
     return profile
 
 
 def _of_recipe(profile: Engine, row: Mapping[str, str]) -> Engine:
-    """What a row's notes quote of the recipe beside the number: CUDA graphs, and experts' traffic under compute.
+    """What NVIDIA's recipes say, or a row's notes quote of them: overlap, CUDA graphs, experts' traffic under compute.
 
     Whole iterations are graphs in the recipes of rack-scale cards from June 2026 on; later rows do not repeat it.
     """
+    # Recipes overlap tensor parallelism's traffic, but for DeepSeek's and for 4 bits.
+    is_plain = re.search(r"deepseek", row.get("model", ""), re.I) or "fp4" in row.get("precision", "").lower()
+    profile = replace(profile, hides_tp=0.0 if is_plain else OVERLAPPED)
     notes = row.get("notes", "")
     is_rack = re.search(r"gb[23]00", row.get("gpu", ""), re.I) is not None
     is_late = _release(row) >= "2026-06" and "mxfp8" in row.get("precision", "")
@@ -234,7 +245,8 @@ def _degrees(
     ep = number("ep") or 1
     experts = number("n_experts")
     ep = ep if ep <= data_ranks * cp * tp and (experts is None or ep <= experts) else 1
-    etp = 1
+    etp = _expert_tp(row, profile, tp) if experts is not None else 1
+    etp = etp if data_ranks * cp * tp % (ep * etp) == 0 else 1
     sequence_parallel = row.get("sequence_parallel", "")
     is_cut = sequence_parallel.startswith("y") or (not sequence_parallel.startswith("n") and profile.sequence_parallel)
     columns = {
@@ -242,6 +254,14 @@ def _degrees(
         "sequence_parallel": int(is_cut),
     }  # fmt: skip
     return columns, data_ranks
+
+
+def _expert_tp(row: Mapping[str, str], profile: Engine, tp: int) -> int:
+    """As printed; else as Megatron-Core has it, tp, but for Megatron-Bridge, whose recipes say 1."""
+    said = re.search(r"ETP=(\d+)", row.get("notes", ""))
+    if said is not None:
+        return int(said[1])
+    return 1 if profile.name != "megatron" or re.search(r"bridge", row.get("framework", ""), re.I) else tp
 
 
 def _zero(row: Mapping[str, str], profile: Engine, shard: int | None) -> int:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from triax.plan.candidates import ORDERS, Candidates
 from triax.plan.catalogue import machine
-from triax.plan.comms import Group, all_gather_s, all_reduce_s, all_to_all_s, group, send_s
+from triax.plan.comms import Group, all_gather_s, all_reduce_s, all_to_all_s, forwarded_s, group, send_s
 from triax.plan.hardware import Machine
 from triax.spec.cluster import parse_cluster
 from triax.spec.layout import AXES, Axis, Layout
@@ -65,6 +65,14 @@ def test_reduction_in_the_network_halves_what_crosses() -> None:
     sharp = Machine(**{name: getattr(H100, name) for name in H100.__slots__} | {"has_network_reduction": True})
     ring, reduced = (all_reduce_s(each, peers(1, 16), np.array([8e9]))[0] for each in (H100, sharp))
     assert ring / reduced == pytest.approx(2, rel=0.01)
+
+
+@given(st.sampled_from([2, 4, 8]), st.sampled_from([2, 8, 16]), st.floats(1e6, 1e10))
+def test_what_is_passed_on_inside_never_takes_longer_than_sending_all(inside: int, domains: int, size: float) -> None:
+    among, whole = peers(inside, domains), np.array([size])
+    sent_all = all_to_all_s(H100, among, whole)[0]
+    assert forwarded_s(H100, among, whole, whole)[0] <= sent_all * 1.001
+    assert forwarded_s(H100, among, whole, whole / 2)[0] <= forwarded_s(H100, among, whole, whole)[0]
 
 
 def test_a_send_across_servers_is_slower() -> None:

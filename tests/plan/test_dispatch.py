@@ -89,6 +89,25 @@ def test_spreading_over_servers_is_slower() -> None:
     assert seconds[1] > 2 * seconds[0] > 0
 
 
+def test_what_crosses_goes_to_each_server_once() -> None:
+    """Eight experts a token over 64 ranks of eight servers: 7.6 ranks, but 5.3 servers, of which one is its own."""
+    case = case_of("qwen3-235b-a22b", "8x8xh100", 64, engine_name="megatron")
+    assert case.network.experts is not None
+    tokens, c = np.array([65536.0]), Candidates.of(dp_shard=64, ep=64)
+    seconds, _ = expert_s(case.network, case.workload, case.machine, case.engine, c, tokens)
+    crossed = 65536 * case.network.hidden * 2 * 8 * (1 - (1 - 1 / 8) ** 8) * 7 / 8
+    ways = 2 * case.network.expert_layers
+    assert seconds[0] == pytest.approx(ways * crossed / case.machine.card_network_bytes_per_s, rel=0.01)
+
+
+def test_ranks_that_share_an_expert_gather_what_each_was_sent() -> None:
+    case = case_of("mixtral-8x22b", "1x8xh100", 8, engine_name="megatron")
+    c = Candidates.of(2, dp_shard=2, tp=4, ep=2, etp=np.array([1, 4]))
+    whole, shared = expert_s(case.network, case.workload, case.machine, case.engine, c, np.array([65536.0, 65536.0]))[0]
+    gathered = 2 * 65536 * case.network.hidden * 2 * 3 / 4 / case.machine.inside_all_gather
+    assert shared - whole == pytest.approx(2 * case.network.expert_layers * gathered, rel=0.02)
+
+
 def test_the_busiest_rank_is_waited_for() -> None:
     """A rank with all experts has no more tokens than another; with a part of them it has up to 1.3 times as many."""
     case = toy_case("1x4xh100", 16, model=with_experts(TOY, num_experts=8))

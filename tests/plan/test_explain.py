@@ -11,6 +11,7 @@ from triax.plan.answer import Answer
 from triax.plan.ask import Wish, ask
 from triax.plan.enumerate import Fixed
 from triax.plan.explain import explain
+from triax.plan.inverse import context_pays_from
 from triax.plan.search import Ranking, search
 from triax.plan.walk import walked
 from triax.units import format_seconds
@@ -87,6 +88,22 @@ def test_experts_and_sequences_that_are_cut_are_told() -> None:
     assert ("expert parallel" in text) == (c.ep[0] > 1)
     assert ("context parallel" in text) == (c.cp[0] > 1)
     assert f"ep={c.ep[0]} leaves {256 // c.ep[0]} of 256 experts" in text["expert parallel"]
+
+
+def test_whole_sequences_are_told_from_where_on_they_would_be_cut() -> None:
+    found = search(case_of("llama-3.1-8b", "2x8xh100", 1024, seq_len=4096))
+    assert isinstance(found, Ranking)
+    later = context_pays_from(found.case)
+    assert later is not None
+    text = told(found)["context parallel"]
+    assert "Sequences of 4,096 tokens stay whole" in text
+    assert f"from about {later.seq_len:,} tokens on (cp={later.cp})" in text
+
+
+def test_one_sequence_a_step_cannot_become_longer() -> None:
+    found = search(case_of("llama-3.2-1b", "1x2xh100", 1), Fixed({"cp": 1, "dp_shard": 1, "tp": 2}))
+    assert isinstance(found, Ranking)
+    assert "context parallel" not in told(found)
 
 
 def test_frameworks_without_an_axis_are_not_told_of_it() -> None:

@@ -10,6 +10,7 @@ from tests.plan.cases import case_of
 from triax.plan.enumerate import Fixed
 from triax.plan.inverse import (
     cheapest,
+    context_pays_from,
     deepest_network,
     fewest_cards,
     fits_at_all,
@@ -19,6 +20,22 @@ from triax.plan.inverse import (
     sizes,
 )  # fmt: skip
 from triax.plan.search import Ranking, search
+
+
+def test_from_where_on_sequences_are_cut() -> None:
+    """The best layout of that length cuts, of half of it does not; where few tokens are asked for none does."""
+    case = case_of("llama-3.1-8b", "2x8xh100", 1024, seq_len=4096)
+    found = context_pays_from(case)
+    assert found is not None
+    assert found.cp > 1
+    assert found.seq_len > 4096
+    for seq_len, is_cut in ((found.seq_len, True), (found.seq_len // 2, False)):
+        workload = replace(case.workload, seq_len=seq_len, sequences_per_step=(1 << 22) // seq_len)
+        best = search(replace(case, workload=workload))
+        assert isinstance(best, Ranking)
+        assert (best.candidates.cp[0] > 1) == is_cut
+    assert context_pays_from(case, most=found.seq_len // 2) is None
+    assert context_pays_from(case_of("llama-3.1-8b", "2x8xh100", 1, seq_len=4096)) is None
 
 
 @given(st.integers(1, 4096), st.integers(1, 10_000))

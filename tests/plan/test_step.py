@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tests.plan.cases import case_of
 from triax.plan.candidates import FULL, SELECTIVE, Candidates, Integers
 from triax.plan.case import Case
+from triax.plan.engine import engine
 from triax.plan.parts import parts
 from triax.plan.step import FACTOR_NAMES, WATERFALL, Factors, StepTime, combine
+from triax.plan.workload import Recipe, precision
 
 LLAMA = case_of("llama-3.1-70b", "16x8xh100", 512, engine_name="megatron")
 MOE = case_of("mixtral-8x22b", "16x8xh100", 512, engine_name="megatron")
@@ -110,6 +112,46 @@ def test_every_factor_slows_and_none_hurries(name: str, factor: float) -> None:
     slower = combine(made, replace(ones, **{name: factor * np.ones(len(made))}))
     # Work that takes longer hides more of what runs beside it, so that a step may stay as it is.
     assert (slower.step_s >= combine(made, ones).step_s * (1 - 2e-3)).all()
+
+
+def test_the_card_waits_while_the_host_reads_counts_of_tokens() -> None:
+    """A third of the launches, in the forward, and once more where it is computed again; in graphs there are none."""
+    free, graphs = (
+        replace(MOE, engine=replace(MOE.engine, **change))
+        for change in ({"waits_for_counts": False}, {"has_cuda_graphs": True})
+    )
+    layout = {"dp_shard": 128, "microbatches": 4, "ep": 8, "recompute": [0, FULL]}
+    waits, runs_on, graph = (time_of(case, **layout).host for case in (MOE, free, graphs))
+    assert (waits > runs_on).all()
+    assert (runs_on > graph).all()
+    assert (graph == 0).all()
+    assert waits[1] - runs_on[1] > 1.5 * (waits[0] - runs_on[0])
+
+
+def test_products_hide_exchanges_but_for_one_of_their_parts() -> None:
+    beside = replace(LLAMA, engine=replace(LLAMA.engine, hides_tp=0.8))
+    columns = {"tp": [2, 8], "dp_shard": [64, 16], "microbatches": [8, 32]}
+    plain, hidden = time_of(LLAMA, **columns).tp, time_of(beside, **columns).tp
+    assert hidden == pytest.approx(plain / np.array([2, 8]))
+    slow = replace(LLAMA.machine, inside_all_gather=1e9)
+    assert (
+        time_of(replace(beside, machine=slow), **columns).tp[1]
+        > 0.8 * time_of(replace(LLAMA, machine=slow), **columns).tp[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "part"),
+    [("megatron", "fp8_delayed", 0.75), ("megatron", "nvfp4", 0.64), ("torchtitan", "fp8_tensorwise", 0.75),
+     ("torchtitan", "fp8_rowwise", 1.0), ("megatron", "bf16", 1.0)],
+)  # fmt: skip
+def test_half_of_the_exchanges_are_of_quantised_numbers_where_the_engine_sends_those(
+    name: str, recipe: Recipe, part: float
+) -> None:
+    case = replace(LLAMA, engine=engine(name))
+    narrow = replace(case, workload=replace(case.workload, precision=precision(recipe)))
+    layout = {"tp": 8, "dp_shard": 16, "microbatches": 32}
+    assert time_of(narrow, **layout).tp[0] / time_of(case, **layout).tp[0] == pytest.approx(part, abs=0.03)
 
 
 def test_uneven_cuts_are_those_of_the_longest_rank() -> None:

@@ -84,6 +84,22 @@ def all_to_all_s(machine: Machine, peers: Group, own_bytes: Numbers) -> Numbers:
     return seconds
 
 
+def forwarded_s(machine: Machine, peers: Group, rank_bytes: Numbers, domain_bytes: Numbers) -> Numbers:
+    """Return seconds of an all-to-all that crosses once to each domain and is passed on to the ranks there meanwhile.
+
+    A rank sends ``rank_bytes`` to all ranks of ``peers`` together, where each gets what it needs, and would send
+    ``domain_bytes`` if each domain were one rank (DeepEP's and HybridEP's normal kernels; arXiv:2412.19437, 3.2.2).
+    """
+    inside = (peers.inside - 1) / peers.inside * rank_bytes / machine.inside_all_to_all
+    outside = (peers.domains - 1) / peers.domains * domain_bytes
+    across = outside * machine.oversubscription / machine.card_network_bytes_per_s
+    start = np.where(peers.size > 1, machine.inside_latency_s, 0.0) + np.where(
+        peers.domains > 1, machine.across_latency_s, 0
+    )
+    seconds: Numbers = np.maximum(inside, across) + start
+    return seconds
+
+
 def send_s(machine: Machine, stride: Integers, message_bytes: Numbers) -> Numbers:
     """Return seconds to send ``message_bytes`` to the rank ``stride`` on, as all ranks of a server do at once."""
     crosses = stride >= machine.domain

@@ -74,6 +74,10 @@ class Engine:
     """The router's weights multiply what comes back from experts, which is kept for that."""
     sends_each_choice: bool = False
     """A token is sent once for each of its experts, not once to each rank that has some of them."""
+    waits_for_counts: bool = True
+    """The host reads how many tokens each expert has before it goes on, so that a layer's work waits to be launched."""
+    gathers_narrow: tuple[Recipe, ...] = ()
+    """Recipes of 8 or 4 bits under which what tensor parallelism gathers is quantised before it is sent."""
     expert_load: float = 1.0
     """Tokens of the busiest rank's experts over the mean, as times see it: 1 where published runs force a balance."""
     has_transformer_engine: bool = False
@@ -114,7 +118,7 @@ class Engine:
     selective_matmul_again: float = 0.0
     """Part of the linear layers that selective recomputation repeats: torchtitan keeps every second product."""
     hides_tp: float = 0.0
-    """Part of tensor parallelism's traffic that runs under matrix products (user buffers, async TP)."""
+    """Part of matrix products' time that tensor parallelism's traffic may run beside (user buffers, async TP)."""
     hides_dp: float = 1.0
     """Part of the data axes' traffic that may run under forward and backward."""
     hides_ep: float = 0.0
@@ -161,6 +165,7 @@ _MEGATRON: Final = Engine(
     grouped_gemm_streams=4,
     has_transformer_engine=True,
     has_own_attention=True,
+    gathers_narrow=_FP8,
     loss="vocab_parallel",
     allocator_overhead=1.04,
     memory_spread=0.015,
@@ -177,6 +182,7 @@ _MEGATRON_LM_2021: Final = replace(
     grad_reduce_bytes=2,
     bucket_padding=1,
     has_transformer_engine=False,
+    gathers_narrow=(),
     loss_bytes=10.0,  # exponentials beside the logits in fp32
     attention="materialised",
     sequence_parallel=False,
@@ -217,6 +223,7 @@ _TORCHTITAN: Final = replace(
     name="torchtitan",
     recipes=(*_HALF, "fp8_tensorwise", "fp8_rowwise", "mxfp8"),
     axes=("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"),
+    gathers_narrow=("fp8_tensorwise",),
     gathers_once_in_pipeline=True,
     loss_bytes=None,
     allocator_overhead=1.05,
@@ -242,7 +249,9 @@ _JAX: Final = replace(
     name="jax",
     family="jax",
     recipes=_HALF + _FP8[:2],
+    gathers_narrow=(),
     has_own_attention=True,
+    waits_for_counts=False,  # shapes are fixed when a program is compiled
     op_host_s=0.0,
     reports="allocated",
 )

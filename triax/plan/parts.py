@@ -48,7 +48,11 @@ class Parts:
     memory_f: Numbers
     memory_b: Numbers
     host_f: Numbers
+    """Of the host to launch it, beside the card's own work."""
     host_b: Numbers
+    counts_f: Numbers
+    """Of the host while the card has nothing to do: it had to read how many tokens each expert has."""
+    counts_b: Numbers
     head_matmul: Numbers
     head_memory: Numbers
     embedding: Numbers
@@ -88,6 +92,8 @@ class Parts:
     schedule: Integers
     ranks: Numbers
     hides_tp: Numbers
+    """Part of the products' time beside which tensor parallelism's traffic may run."""
+    tp: Numbers
     hides_dp: Numbers
     hides_ep: Numbers
     hides_pp: Numbers
@@ -117,9 +123,9 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
     done = _distinct_work(network, workload, machine, engine, c)
     done = _attention_by_parts(network, workload, machine, engine, c, tokens, done)
     again = _again(network, engine, c, done)
-    host = engine.op_host_s * engine.ops_per_layer * network.layers * _host_parts(network, engine)
+    host, counted = _host_s(network, engine)
     is_full = (c.recompute & bits.FULL) > 0
-    tp_f, tp_b, tp_crosses = _tensor_s(network, workload, machine, c, tokens)
+    tp_f, tp_b, tp_crosses = _tensor_s(network, workload, machine, engine, c, tokens)
     ep_f, ep_crosses = expert_s(network, workload, machine, engine, c, tokens)
     first, middle, last = _layer_parts(network, engine, c)
     data = _data_s(network, workload, machine, engine, c, np.maximum(first, np.maximum(middle, last)))
@@ -133,8 +139,10 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
         attention_b=done.attention_b + again[1],
         memory_f=done.memory_f,
         memory_b=done.memory_b + again[2],
-        host_f=host / 3 * ones,
-        host_b=host * (2 / 3 + is_full / 3),
+        host_f=(host - counted) / 3 * ones,
+        host_b=(host * 2 / 3 + (host - counted) / 3 * is_full) * ones,
+        counts_f=counted / 3 * ones,
+        counts_b=counted / 3 * is_full * ones,
         head_matmul=done.head_matmul,
         head_memory=done.head_memory,
         embedding=done.embedding,
@@ -157,7 +165,8 @@ def parts(network: Network, workload: Workload, machine: Machine, engine: Engine
         microbatches=c.microbatches,
         schedule=c.schedule,
         ranks=c.world_size.astype(np.float64),
-        hides_tp=engine.hides_tp * ones,
+        hides_tp=engine.hides_tp * (1.0 - done.ffn_f / done.matmul_f * (network.expert_layers > 0)),
+        tp=c.tp.astype(np.float64),
         hides_dp=engine.hides_dp * ones,
         hides_ep=engine.hides_ep * ones,
         hides_pp=np.where(c.stages_per_rank > 1, 1.0, engine.hides_pp),
@@ -212,29 +221,38 @@ def _again(network: Network, engine: Engine, c: Candidates, done: Work) -> tuple
     return part * matmul, part * attention, part * memory
 
 
-def _host_parts(network: Network, engine: Engine) -> float:
-    """Launches of a layer, in those of an ordinary one.
+def _host_s(network: Network, engine: Engine) -> tuple[float, float]:
+    """Return the host's seconds to launch all layers of a microbatch, forward and backward; and the part of it that
+    routing takes, of which the forward third is launched only after counts of tokens were waited for.
 
-    Routing launches many small operators, and waits for counts of tokens (published runs of one sequence a microbatch
-    take about ten times as long a layer as dense ones; *assumed*, calibrated).
+    Routing launches many small operators (published runs of one sequence a microbatch take about ten times as long a
+    layer as dense ones; *assumed*, calibrated). How many rows go where and to which expert is known to the card alone,
+    so that the host stops in each forward until it has read it (``_maybe_dtoh_and_synchronize`` of Megatron-Core's
+    dispatchers; splits of ``all_to_all_single`` elsewhere), and then the card waits for the host. A backward knows.
     """
     if engine.has_cuda_graphs:
-        return 0.0
-    experts = network.expert_layers / network.layers
-    return 1.0 + EXPERT_LAUNCHES * experts + (0.5 if network.latent_attention is not None else 0.0)
+        return 0.0, 0.0
+    ordinary = engine.op_host_s * engine.ops_per_layer * network.layers
+    routing = EXPERT_LAUNCHES * network.expert_layers / network.layers
+    host = ordinary * (1.0 + routing + (0.5 if network.latent_attention is not None else 0.0))
+    return host, ordinary * routing if engine.waits_for_counts else 0.0
 
 
 def _tensor_s(
-    network: Network, workload: Workload, machine: Machine, c: Candidates, tokens: Numbers
+    network: Network, workload: Workload, machine: Machine, engine: Engine, c: Candidates, tokens: Numbers
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Two all-reduces a layer each way, or as many pairs of all-gather and reduce-scatter (arXiv:2205.05198)."""
+    """Two all-reduces a layer each way, or as many pairs of all-gather and reduce-scatter (arXiv:2205.05198).
+
+    Some engines quantise what they gather before they do; sums are of the wide type.
+    """
     peers = group(c, ("tp",), machine)
     message = tokens * network.hidden * 2.0
-    pair = 2 * all_gather_s(machine, peers, message)
+    is_narrow = workload.precision.recipe in engine.gathers_narrow
+    narrow = workload.precision.matmul_input_bytes / 2.0 if is_narrow else 1.0
+    pair = all_gather_s(machine, peers, narrow * message) + all_gather_s(machine, peers, message)
     one = np.where(c.sequence_parallel == 1, pair, all_reduce_s(machine, peers, message))
-    # Where experts are not cut, only attention and shared experts meet over tp.
-    kept = np.where(c.etp > 1, 1.0, 0.5) if network.expert_layers else 1.0
-    blocks = network.attention_layers + network.dense_layers + kept * network.expert_layers
+    # Of layers with experts only attention meets over tp: tokens of experts that are cut are gathered on their way.
+    blocks = network.attention_layers + network.dense_layers + 0.5 * network.expert_layers
     mixers = 0 if network.state_space is None else network.state_space.layers
     forward = np.where(c.tp > 1, (blocks + mixers) * one, 0.0)
     return forward, forward, ((c.tp > 1) & (peers.domains > 1)).astype(np.float64)

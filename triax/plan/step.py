@@ -95,16 +95,19 @@ def layers(parts: Parts, factors: Factors) -> Layers:
     p, x = parts, factors
     gpu_f = x.compute * (p.matmul_f + x.attention * p.attention_f + x.memory * p.memory_f)
     gpu_b = x.compute * (p.matmul_b + x.attention * p.attention_b + x.memory * p.memory_b)
-    on_tp = np.where(p.tp_crosses > 0, x.across, x.inside) * (1 - p.hides_tp)
+    on_tp = np.where(p.tp_crosses > 0, x.across, x.inside)
     on_ep = np.where(p.ep_crosses > 0, x.across, x.inside) * (1 - p.hides_ep)
-    tp_f, tp_b, ep_f, ep_b = on_tp * p.tp_f, on_tp * p.tp_b, on_ep * p.ep_f, on_ep * p.ep_b
+    tp_f = _beside_products(on_tp * p.tp_f, x.compute * p.matmul_f, p)
+    tp_b = _beside_products(on_tp * p.tp_b, x.compute * p.matmul_b, p)
+    ep_f, ep_b = on_ep * p.ep_f, on_ep * p.ep_b
     # Keys and values of the next part arrive while scores of this one are computed, where anything is hidden.
     hides, least = p.hides_cp * x.compute * x.attention, 1 - 0.9 * p.hides_cp
     cp_f = np.maximum(x.inside * p.cp_f - hides * p.attention_f, least * x.inside * p.cp_f)
     cp_b = np.maximum(x.inside * p.cp_b - hides * p.attention_b, least * x.inside * p.cp_b)
     card_f, card_b = gpu_f + tp_f + cp_f + ep_f, gpu_b + tp_b + cp_b + ep_b
     host_f, host_b = x.host * p.host_f, x.host * p.host_b
-    wait_f, wait_b = _longer(card_f, host_f) - card_f, _longer(card_b, host_b) - card_b
+    wait_f = _longer(card_f, host_f) - card_f + x.host * p.counts_f
+    wait_b = _longer(card_b, host_b) - card_b + x.host * p.counts_b
     return Layers(
         forward=card_f + wait_f,
         backward=card_b + wait_b,
@@ -143,6 +146,13 @@ def combine(parts: Parts, factors: Factors) -> StepTime:
         compute=busy - sum(waits.values()), bubble=idle, pp=np.where(p.pp > 1, sends, 0.0), dp=data,
         optimizer=x.fixed * p.optimizer, jitter=jitter, **waits,
     )  # fmt: skip
+
+
+def _beside_products(moved: Numbers, products: Numbers, p: Parts) -> Numbers:
+    """Return what shows of tensor parallelism's traffic: all of it, or where products run beside it in tp parts, what
+    outlasts them, and one part in any case (Transformer Engine's user buffers, PyTorch's async TP)."""
+    result: Numbers = np.maximum(moved - p.hides_tp * products, moved / p.tp)
+    return result
 
 
 def _longer(one: Numbers, other: Numbers) -> Numbers:
