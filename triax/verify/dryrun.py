@@ -36,7 +36,8 @@ def dry_run(run: Run, layout: Layout, cluster: Cluster, rank: int) -> DryRun:
     """Return one step of ``run`` as ``rank`` of ``layout`` on ``cluster`` takes it.
 
     Every token counts, sequences are one document each, and experts are routed to equally. The engine does what it does
-    on the cluster's device, a CPU or cards, with nothing compiled. Raises BadInput where the layout is illegal, as the planner does, or has no such rank.
+    on the cluster's device, a CPU or cards, with nothing compiled. Raises BadInput where the layout is illegal, as the
+    planner does, or has no such rank.
     """
     require_legal(layout, run, cluster)
     as_written = run.model_copy(update={"train": run.train.model_copy(update={"compile": "none"})})
