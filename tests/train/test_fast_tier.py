@@ -131,14 +131,14 @@ def test_memory_is_free_when_the_guard_has_stopped_a_run(
     judge = Guard.judge
 
     def judged(self: Guard, report: StepReport, *args: Any) -> Judgement:
-        kept = list(ram.rglob("manifest.json"))
-        return Judgement("stop", f"{len(kept)} states") if report.step == 3 else judge(self, report, *args)
+        is_held = any(ram.rglob("manifest.json"))  # how many there are is a matter of how fast copies are written
+        return Judgement("stop", f"held: {is_held}") if report.step == 3 else judge(self, report, *args)
 
     monkeypatch.setattr(Guard, "judge", judged)
     run = run_in_memory(tmp_path)
     servers = Servers(ram, run, inside=1)
     told = servers.start(lay(run, 1, dp_shard=2, zero=3))
-    assert [(one.error, one.message[:8]) for one in told] == [("StoppedByGuard", "2 states")] * 2
+    assert [(one.error, one.message) for one in told] == [("StoppedByGuard", "held: True")] * 2
     assert [list((servers.memory / f"server-{server}").iterdir()) for server in (0, 1)] == [[], []]
 
 
