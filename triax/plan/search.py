@@ -17,7 +17,7 @@ from triax.plan.case import Case
 from triax.plan.enumerate import Fixed, count_layouts, plain_variants, recomputed, shapes, splits
 from triax.plan.legal import ZERO_STAGES
 from triax.plan.memory import Memory, is_walked
-from triax.plan.step import WATERFALL, StepTime
+from triax.plan.step import StepTime
 from triax.plan.walk import MOST_SLOTS, walked
 
 SLACK: Final = 0.15
@@ -45,6 +45,13 @@ class Ranking:
 
     def __len__(self) -> int:
         return len(self.candidates)
+
+    def take(self, rows: Integers) -> "Ranking":
+        """Return the layouts at ``rows``."""
+        return replace(
+            self, candidates=self.candidates.take(rows), memory=self.memory.take(rows), time=self.time.take(rows),
+            step_s=self.step_s[rows],
+        )  # fmt: skip
 
     @property
     def front(self) -> Integers:
@@ -226,8 +233,7 @@ def _ranked(
     tied = order[relative[order] <= round(1 + case.tie, 9)]
     chosen = _robust_and_plain(case, best, time.step_s, tied)
     order = np.concatenate([[chosen], order[order != chosen]])
-    best = best.take(order)
-    time = StepTime(**{name: getattr(time, name)[order] for name in WATERFALL})
+    best, time = best.take(order), time.take(order)
     return Ranking(case, best, case.memory(best), time, time.step_s, considered, priced)
 
 
@@ -238,11 +244,7 @@ def _walked(found: Ranking, case: Case) -> Ranking | Misfit:
     if not len(rows):
         nearest = np.array([int(np.argmin(memory.needed_bytes))])
         return Misfit(case, found.candidates.take(nearest), memory.take(nearest), found.considered)
-    time = StepTime(**{name: getattr(found.time, name)[rows] for name in WATERFALL})
-    return replace(
-        found, case=case, candidates=found.candidates.take(rows), memory=memory.take(rows), time=time,
-        step_s=found.step_s[rows],
-    )  # fmt: skip
+    return replace(found, case=case, memory=memory).take(rows)
 
 
 def _with_room(case: Case, part: float) -> Case:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from triax.plan.candidates import Numbers
+from triax.plan.candidates import Integers, Numbers
 from triax.plan.parts import Parts
 from triax.plan.timeline import Ranks, closed_form_s
 
@@ -69,6 +69,10 @@ class StepTime:
         """Seconds of the step."""
         total: Numbers = sum((getattr(self, name) for name in WATERFALL), np.zeros_like(self.compute))
         return total
+
+    def take(self, rows: Integers) -> "StepTime":
+        """Return the candidates at ``rows``."""
+        return StepTime(**{name: getattr(self, name)[rows] for name in WATERFALL})
 
 
 WATERFALL: Final = tuple(field.name for field in fields(StepTime))

@@ -9,8 +9,6 @@ import numpy as np
 from triax.errors import BadInput
 from triax.plan.answer import Answer
 from triax.plan.candidates import Candidates
-from triax.plan.search import Ranking
-from triax.plan.step import WATERFALL, StepTime
 from triax.spec.cluster import Cluster
 from triax.spec.faults import validated
 from triax.spec.layout import Layout
@@ -60,7 +58,8 @@ def confirm(answer: Answer) -> tuple[Answer, list[Confirmation]]:
         of_layout = list(_confirmations(answer, run, index))
         found += of_layout
         if all(each.fits for each in of_layout):
-            return replace(answer, ranking=_without_first(answer.ranking, index)), found
+            left = answer.ranking.take(np.arange(index, len(answer.ranking)))
+            return replace(answer, ranking=left), found
     worst, tried = max(found, key=lambda each: each.needed_bytes), min(MOST_TRIED, len(answer.ranking))
     usable = answer.ranking.memory.usable_bytes
     raise BadInput(
@@ -115,16 +114,6 @@ def _run_of(answer: Answer) -> Run:
         "precision": {"compute": workload.precision.recipe},
     }
     return validated(Run, said, "what is planned")
-
-
-def _without_first(ranking: Ranking, count: int) -> Ranking:
-    """Return ``ranking`` without its first ``count`` layouts."""
-    if count == 0:
-        return ranking
-    rows = np.arange(count, len(ranking))
-    time = StepTime(**{name: getattr(ranking.time, name)[rows] for name in WATERFALL})
-    kept = ranking.candidates.take(rows)
-    return replace(ranking, candidates=kept, memory=ranking.memory.take(rows), time=time, step_s=ranking.step_s[rows])
 
 
 def lines(found: Sequence[Confirmation]) -> Iterator[str]:
