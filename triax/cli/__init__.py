@@ -127,13 +127,10 @@ def train(
 
     Starts one process for each rank; under torchrun it is the worker.
     """
-    from triax.cli.servers import servers_of
+    from triax.cli.servers import servers_said
     from triax.cli.start import start_training
 
-    if nnodes is None and (server or local_addr):
-        raise BadInput("--server and --local-addr say which of several servers this is: give --nnodes with them.")
-    servers = None if nnodes is None else servers_of(nnodes, server, local_addr)
-
+    servers = servers_said(nnodes, server, local_addr)
     code = start_training(
         target, words or [], layout, num_ranks=ranks, run_dir=run_dir, quiet=quiet, max_restarts=max_restarts,
         servers=servers,

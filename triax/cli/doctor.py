@@ -49,8 +49,8 @@ def doctor(
     Each comes to one sentence: ok, warn or fail; exit code 1 where one fails. Starts local ranks; with --nnodes on
     each of several servers; under torchrun, srun or mpirun it is one of theirs, on all servers.
     """
-    from triax.cli.servers import servers_of
-    from triax.cli.start import num_local_ranks
+    from triax.cli.servers import servers_said
+    from triax.cli.start import num_local_ranks, refuse_of_a_rank
     from triax.launch.environment import torchrun_variables
     from triax.launch.rank import forget_leftovers, rank_of_process
     from triax.spec.load import load_cluster, load_run
@@ -58,12 +58,9 @@ def doctor(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.update(torchrun_variables(os.environ))
     rank = rank_of_process(os.environ)
-    if rank is not None and ranks is not None:
-        raise BadInput(f"--ranks {ranks} starts processes, and this one was started as a rank: leave it out.")
-    if rank is not None and nnodes is not None:
-        raise BadInput("--nnodes is for one command on each server, and this one was started as a rank: leave it out.")
-    if nnodes is None and (server or local_addr):
-        raise BadInput("--server and --local-addr say which of several servers this is: give --nnodes with them.")
+    if rank is not None:
+        refuse_of_a_rank(ranks, is_on_each_server=nnodes is not None)
+    servers = servers_said(nnodes, server, local_addr)
     run = None if target is None else load_run(target)
     said = load_cluster(cluster) if cluster is not None else None if run is None else run.cluster
     folder = run_dir or Path("runs") / (target.stem if target is not None else "")
@@ -81,10 +78,9 @@ def doctor(
 
         raise typer.Exit(look_as_rank(Order(**told)))
     forget_leftovers(os.environ)
-    if nnodes is None:
+    if servers is None:
         raise typer.Exit(_look_alone(num_local_ranks(said, ranks), told))
     inside = said.cards_per_server if said is not None else None
-    servers = servers_of(nnodes, server, local_addr)
     raise typer.Exit(_look_with_others(servers, num_local_ranks(said, ranks or inside), told))
 
 
@@ -108,15 +104,12 @@ def _look_with_others(servers: "Servers", num_ranks: int, told: dict[str, Any]) 
     from triax.launch.members import Beat
     from triax.launch.pulse import new_start
     from triax.launch.workers import warm_up
-    from triax.watch.record import SERVER
 
     try:
         port = free_port(servers.address)
     except TriaxError:
         raise BadInput(f"--local-addr {servers.address} is no address of this server.") from None
-    os.environ[SERVER] = servers.name
-    if servers.interface is not None:
-        os.environ |= {"GLOO_SOCKET_IFNAME": servers.interface, "NCCL_SOCKET_IFNAME": servers.interface}
+    os.environ |= servers.environment
     me = Beat(servers.name, new_start(), 0, servers.address, port, num_ranks)
     warm_up("triax.verify.preflight_rank", num_ranks=num_ranks)
     with _folder_made(Path(told["folder"])) as folder, meeting(folder, me, servers.most, told["timeout_s"]) as here:

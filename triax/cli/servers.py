@@ -47,6 +47,24 @@ class Servers:
 
         return interface_of(self.address)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that tell ranks which server this is, and over which network they meet."""
+        from triax.watch.record import SERVER
+
+        interface = self.interface
+        network = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+        return {SERVER: self.name, **network}
+
+
+def servers_said(nnodes: str | None, name: str | None, address: str | None) -> Servers | None:
+    """Return the same as ``servers_of``; None where one server alone is meant. Raises BadInput likewise."""
+    if nnodes is not None:
+        return servers_of(nnodes, name, address)
+    if name or address:
+        raise BadInput("--server and --local-addr say which of several servers this is: give --nnodes with them.")
+    return None
+
 
 def servers_of(nnodes: str, name: str | None, address: str | None) -> Servers:
     """Return what ``--nnodes MIN:MAX``, ``--server`` and ``--local-addr`` say; raise BadInput where they cannot be."""
@@ -341,7 +359,6 @@ class _Ranks:
         from triax.launch.workers import Workers
         from triax.train.order import Order, work
         from triax.train.places import failure_of, make_places
-        from triax.watch.record import SERVER
 
         plan = Plan.model_validate_json(generation.plan)
         folder = self.events.folder
@@ -350,9 +367,7 @@ class _Ranks:
         order = Order(
             generation.plan, self.run_text, str(folder.path), self.tokens, self.quiet, str(file), generation.number
         )
-        interface = self.servers.interface
-        network = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-        own = {SERVER: self.servers.name, **network}
+        own = self.servers.environment
         environments = [own | environment for environment in place.environments()]
         hangs = self.events.hang_watch(places, plan, place.first_rank, place.local_ranks)
 

@@ -44,13 +44,9 @@ def start_training(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.update(torchrun_variables(os.environ))
     rank = rank_of_process(os.environ)
-    if rank is not None and num_ranks is not None:
-        raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
+    if rank is not None:
+        refuse_of_a_rank(num_ranks, is_on_each_server=servers is not None)
     if servers is not None:
-        if rank is not None:
-            raise BadInput(
-                "--nnodes is for one command on each server, and this one was started as a rank: leave it out."
-            )
         words, folder = [*overrides, *layout_words(layout or "")], _folder_of(target, run_dir)
         return _start_on_servers(target, words, servers, folder, num_ranks, quiet=quiet, max_restarts=max_restarts)
     with ExitStack() as held:
@@ -73,6 +69,14 @@ def start_training(
     if code and rank is not None:
         leave(code)
     return code
+
+
+def refuse_of_a_rank(num_ranks: int | None, *, is_on_each_server: bool) -> None:
+    """Raise BadInput where a process that a launcher started as a rank was told to start ranks itself."""
+    if num_ranks is not None:
+        raise BadInput(f"--ranks {num_ranks} starts processes, and this one was started as a rank: leave it out.")
+    if is_on_each_server:
+        raise BadInput("--nnodes is for one command on each server, and this one was started as a rank: leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
