@@ -49,6 +49,11 @@ class Alerts:
         self._thread: threading.Thread | None = None
         self._has_complained = False
 
+    def send_event(self, kind: str, step: int, detail: Mapping[str, object], place: Mapping[str, object]) -> None:
+        """Send that ``kind`` happened at ``place`` (rank, coordinate, server), if that is worth an alert."""
+        if kind in ALERTING:
+            self.send({"step": step, "kind": kind, **place, "detail": dict(detail)})
+
     def send(self, event: Mapping[str, object]) -> None:
         """Send ``event``, the values of one line of events.jsonl, soon; returns at once."""
         if not self._command and self._webhook is None:

@@ -12,7 +12,7 @@ from triax.errors import BadInput
 from triax.spec.layout import Layout
 from triax.spec.plan import Plan
 from triax.spec.run import Run
-from triax.train.alert import ALERTING, Alerts
+from triax.train.alert import Alerts
 from triax.train.hang import Hang, HangWatch
 from triax.train.message import tell
 from triax.train.places import Places
@@ -40,9 +40,8 @@ class Events:
             RunLog(self.folder.path, rank=rank, coordinate=coordinate, server=self.server) as log,
         ):
             log.event(kind, step=step, detail=detail)
-        if kind in ALERTING:
-            place = {"rank": rank, "coordinate": coordinate or {}, "server": self.server}
-            self._alerts.send({"step": step, "kind": kind, **place, "detail": dict(detail)})
+        place = {"rank": rank, "coordinate": coordinate or {}, "server": self.server}
+        self._alerts.send_event(kind, step, detail, place)
 
     def hang_watch(self, places: Places, plan: Plan, first_rank: int, num_ranks: int) -> HangWatch:
         """Return who watches whether the ``num_ranks`` ranks of this server move, from ``first_rank`` on; it tells the

@@ -14,7 +14,7 @@ from triax.parallel.launch import Process
 from triax.parallel.shard import DTYPES
 from triax.spec.flops import flops_per_token
 from triax.spec.plan import Plan
-from triax.train.alert import ALERTING, Alerts
+from triax.train.alert import Alerts
 from triax.train.run_folder import RunFolder
 from triax.watch.console import Console
 from triax.watch.device import DeviceMeter, device_peak
@@ -78,8 +78,7 @@ class Reporter:
             return
         self._folder.refuse_superseded()
         self._log.event(kind, step=step, detail=detail)
-        if kind in ALERTING:
-            self._alerts.send({"step": step, "kind": kind, **self._place, "detail": dict(detail or {})})
+        self._alerts.send_event(kind, step, detail or {}, self._place)
 
     def event_of(self, rank: int, server: str, kind: str, step: int, detail: Mapping[str, object]) -> None:
         """Write that ``kind`` happened to ``rank`` on ``server``, as the one rank that knows it."""
