@@ -9,13 +9,13 @@ import json
 import statistics
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from triax.parallel.launch import Process
+from triax.parallel.mesh import group_among
 
 _PROBE_BYTES: Final = 1 << 18
 _LEAST_S: Final = 0.5
@@ -50,13 +50,12 @@ class Speeds:
     """All-reduce between all servers, of each server's ranks together; None where there is one server."""
 
 
-def measure(process: Process, store: dist.Store, timeout: timedelta) -> Speeds:
-    """Measure all links; every rank of the process group calls this together, and all return the same. ``timeout`` is
-    that of the groups of single servers."""
-    inside = _inside(process, store, timeout)
+def measure(process: Process, store: dist.Store) -> Speeds:
+    """Measure all links; every rank of the process group calls this together, and all return the same."""
+    inside = _inside(process, store)
     exchanges = _across(process, store)
     whole = _all_reduce_rate(process, None, process.world_size, None) if process.world_size > 1 else None
-    between = _between(process, store, timeout)
+    between = _between(process, store)
     return Speeds(inside, exchanges, _least(store, process, "all", whole), between)
 
 
@@ -74,29 +73,23 @@ def rounds(num_servers: int, most: int = _PARTNERS) -> list[list[tuple[int, int]
     return found
 
 
-def _inside(process: Process, store: dist.Store, timeout: timedelta) -> tuple[float, ...]:
+def _inside(process: Process, store: dist.Store) -> tuple[float, ...]:
     if process.local_world_size == 1:
         return ()
-    inside, mine = process.local_world_size, None
-    for server in range(process.num_servers):  # every rank makes every group
-        group = dist.new_group(list(range(server * inside, (server + 1) * inside)), timeout=timeout)
-        if server == process.rank // inside:
-            mine = group
+    inside = process.local_world_size
+    mine = group_among(range(first, first + inside) for first in range(0, process.world_size, inside))
     rate = _all_reduce_rate(process, mine, inside, mine)
     said = share(store, process, "inside", rate)
     return tuple(min(said[server * inside : (server + 1) * inside]) for server in range(process.num_servers))
 
 
-def _between(process: Process, store: dist.Store, timeout: timedelta) -> float | None:
+def _between(process: Process, store: dist.Store) -> float | None:
     """All-reduce among the ranks of the same number on all servers, all numbers at once: nothing crosses a server's
     uplink that it could sum up inside before."""
     if process.num_servers == 1:
         return None
-    inside, mine = process.local_world_size, None
-    for local in range(inside):  # every rank makes every group
-        group = dist.new_group(list(range(local, process.world_size, inside)), timeout=timeout)
-        if local == process.local_rank:
-            mine = group
+    inside = process.local_world_size
+    mine = group_among(range(local, process.world_size, inside) for local in range(inside))
     rate = _all_reduce_rate(process, mine, process.num_servers, beside=None)
     return _least(store, process, "between", inside * rate)
 

@@ -136,7 +136,7 @@ def look(
         "cpu:gloo,cuda:nccl" if process.device.type == "cuda" else "gloo",
         store=store, rank=process.rank, world_size=process.world_size, timeout=timeout,
     )  # fmt: skip
-    speeds = measure(process, store, timeout)
+    speeds = measure(process, store)
     dist.destroy_process_group()
     return Report(servers, (*checks, *preflight.check_links(servers, speeds, cluster)), speeds)
 
