@@ -69,6 +69,9 @@ class Summary:
     """How little it is to blame, see ``odd_one``."""
 
 
+_SUMMARY: Final = TypeAdapter(Summary)
+
+
 def standings(places: Places, first_rank: int, num_ranks: int, now_ns: int | None = None) -> list[Standing]:
     """Return where the ranks of this server stand, from their slots, at ``now_ns`` of the monotonic clock."""
     now_ns = time.monotonic_ns() if now_ns is None else now_ns
@@ -287,6 +290,6 @@ class HangWatch:
 def _heard(told: Mapping[str, Any]) -> Summary | None:
     """Return what another server has told; None where that is nothing, or not in these words."""
     try:
-        return TypeAdapter(Summary).validate_python(told)
+        return _SUMMARY.validate_python(told)
     except ValidationError:
         return None
