@@ -142,14 +142,15 @@ def figures(told: dict[str, list[float]], ranks: int) -> dict[str, Any]:
     step_s = statistics.median(told["step"])
     parts = {name: told[name][0] * told[f"{name}_s"][0] for name in INSTRUMENTS}
     parts["sharing"] = statistics.fmean(told["share"])
+    one_look_s = look_s(ranks)
     return {
         "step_cpu_s": step_s,
         "calls_in_a_step": {name: told[name][0] for name in INSTRUMENTS},
         "cpu_s_a_call": {name: told[f"{name}_s"][0] for name in INSTRUMENTS},
         "cpu_s_a_step": parts,
         "share_of_step": sum(parts.values()) / step_s,
-        "look_cpu_s": look_s(ranks),
-        "share_of_core_for_looking": 4 * look_s(ranks),
+        "look_cpu_s": one_look_s,
+        "share_of_core_for_looking": 4 * one_look_s,
     }
 
 
