@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from tests.harness.dry import dry_steps, real_steps
 from tests.harness.experts import DEEPSEEK, MIXTRAL, with_experts
@@ -128,6 +130,19 @@ def test_states_are_exact() -> None:
     held = dry_run(run, lay(run, 2, dp_shard=2, zero=1), Cluster(cards_per_server=2), 1).step.peak.held
     assert held["optimizer"] - 2 * held["weights"] == 4 * (4 * 9 + 2)  # a counter for each weight
     assert held["compute_copies"] == held["weights"]
+
+
+def test_no_rank_is_given_the_place_of_one_before() -> None:
+    """What one process does as one rank must not tell the next rank where it stands."""
+
+    def coordinate(rank: int) -> list[int] | None:
+        with standing_in(rank, 2):
+            mesh = init_device_mesh("cpu", (2,))
+            held = DTensor.from_local(torch.zeros(2, 1), mesh, [Shard(0)], run_check=False)
+            found: list[int] | None = torch.empty_like(held).device_mesh.get_coordinate()
+        return found
+
+    assert [list(coordinate(rank) or ()) for rank in (1, 0, 1)] == [[1], [0], [1]]
 
 
 def test_a_collective_inside_a_server_is_told_from_one_across() -> None:

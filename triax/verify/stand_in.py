@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,6 +42,9 @@ def standing_in(rank: int, world_size: int, *, on_cards: bool = False) -> Iterat
     ``on_cards``: the engine does what it does on cards (``triax.nn.card``).
     """
     # A store of its own kind: nobody is there to meet.
+    # DTensor remembers how results are laid out, and with that the mesh and this rank's place on it, under a key that
+    # does not say of which rank: what this process does next as another one would be given that place.
+    _clear_sharding_prop_cache()
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         ghosts = Ghosts()
@@ -51,6 +55,7 @@ def standing_in(rank: int, world_size: int, *, on_cards: bool = False) -> Iterat
             yield
     finally:
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()
 
 
 class WholeNumbers(TorchDispatchMode):
