@@ -11,7 +11,8 @@ import pytest
 from tests.cli.several import WITHIN_S, assert_same_run, events, make_several, newest_step, reference, step_lines
 from tests.cli.typed import Typed, ended, refuse, started, triax, until, workers_of
 
-STEPS = 120
+STEPS = 500
+"""So many that a server is back before the other has taken them alone."""
 
 
 def start(folder: Path, name: str, *words: object, nnodes: str = "1:2") -> "subprocess.Popen[str]":
