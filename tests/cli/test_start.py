@@ -96,14 +96,15 @@ def test_stopped_killed_and_gone_on(folder: Path, reference: tuple[Told, Path]) 
     assert newest is not None
     assert (newest.manifest.step, passed_over) == (step, [])
 
-    killed = started([*words, "train.steps=100000", "--max-restarts", "0"], folder)
+    # With nothing between its steps, so that it is killed in one.
+    steps_only = ("checkpoint.every_steps=0", "guard.hash_every_steps=0", "eval.every_steps=0")
+    killed = started([*words, "train.steps=100000", *steps_only, "--max-restarts", "0"], folder)
     until(lambda: num_lines(run_dir / "metrics.jsonl") > step + 4, killed)
     os.kill(workers_of(killed)[1], signal.SIGKILL)
     told = ended(killed)
     assert told.code == 1
-    # Where it is killed is left to chance: most often in a step, sometimes while it copies its state for a save.
     said = told.sentence
-    assert re.match(r"rank 1 \(dp_replicate=1\) was killed by SIGKILL during (step |saving)", said), said
+    assert re.match(r"rank 1 \(dp_replicate=1\) was killed by SIGKILL during step ", said), said
 
     # Also where nobody listens: what is closed here must not be taken for an output by a rank.
     told = ended(started(shell("triax train run.toml --ranks 2 --run-dir interrupted >&- 2>&-"), folder))
