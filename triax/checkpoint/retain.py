@@ -65,6 +65,26 @@ def owner(folder: Path) -> str | None:
     return run if isinstance(run, str) else None
 
 
+def mark_again(folder: Path, run: str) -> None:
+    """Mark a folder that ``run`` was killed over while it marked it, where only ``run`` can have made it.
+
+    Its marker is missing or ends early, and it holds nothing but files of this format; any other stays as it is.
+    Raises OSError.
+    """
+    if folder.is_symlink() or not all(is_own_file(path.name) for path in folder.iterdir()):
+        return
+    try:
+        begun = read_small(folder / MARKER, 4096)
+    except FileNotFoundError:
+        begun = b""
+    except (OSError, BadInput):
+        return
+    whole = _json({"run": run})
+    if begun != whole and whole.startswith(begun):
+        operations.unlink(folder / MARKER)
+        mark(folder, run)
+
+
 def remove(folder: Path) -> None:
     """Remove what this format wrote in a checkpoint folder, and the folder unless it holds something else.
 
